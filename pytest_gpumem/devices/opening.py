@@ -15,7 +15,7 @@ DEFAULT_DATASHEET = "h100"
 
 
 class NoDevice(DeviceError):
-    """The chosen device is missing. The message is one line with the reason and the remedy."""
+    """The chosen device is missing: one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DeviceChoice(ABC):
 
     @abstractmethod
     def open(self) -> Device:
-        """Create the context, or the model, and return the device."""
+        """Create the context, or the model."""
 
     def has_context(self) -> bool:
         """True if a context of a GPU is current in this thread, whoever made it."""
@@ -42,8 +42,7 @@ class DeviceChoice(ABC):
         return
 
     def follow(self) -> AbstractContextManager[object]:
-        """Follow the modules that this process loads inside the block, for
-        `Counters.what_ran`."""
+        """Follow the modules that are loaded inside the block, for `Counters.what_ran`."""
         return nullcontext()
 
     def footprints(self) -> Footprints | None:
@@ -139,10 +138,8 @@ def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:
 
 
 def look(pci_bus_id: str | None) -> Card:
-    """The state of the card at a PCI bus id, or of the first, from the driver; without a
-    context, and without CuPy.
-    Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed.
-    """
+    """The state of the card at a PCI bus id, or of the first, without a context and without CuPy.
+    Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed."""
     try:
         from pytest_gpumem.devices.cuda.nvml import NvmlUnavailable, read_card
     except ImportError:

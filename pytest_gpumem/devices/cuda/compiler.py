@@ -1,5 +1,4 @@
-"""Kernels through NVRTC: source and entry in, a function that can be launched out; and the sources
-of the device's kernels, which are not in the catalogue."""
+"""Kernels through NVRTC, and the sources of those that are not in the catalogue."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 
-from pytest_gpumem.devices.cuda.context import CudaStream, check
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.cuda.context import check
+from pytest_gpumem.devices.protocol import DeviceError, Stream
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
@@ -22,11 +21,9 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 def compiled(source: str, name: str, entry: str, architecture: str) -> tuple[bytes, bytes]:
-    """Compile a kernel by its C++ name expression, for an architecture such as "sm_90".
-
-    `name`: of the source, in errors.
-    Returns machine code, or PTX for a virtual architecture, and the kernel's name in it.
-    """
+    """Compile a kernel by its C++ name expression, for an architecture such as "sm_90". `name` is
+    the source's in errors.
+    Returns machine code, or PTX for a virtual architecture, and the kernel's name in it."""
     nvrtc = _loaded()
     program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     try:
@@ -62,7 +59,6 @@ def architecture_of(capability: tuple[int, int]) -> str:
 
 
 def first_error(log: str) -> str:
-    """The first line of an NVRTC log that names an error, or the first line at all."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for line in lines:
         if "error" in line.lower():
@@ -97,16 +93,12 @@ def _value(result: Any) -> Any:
 
 
 class KernelCall:
-    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it
-    again is one call."""
-
-    __slots__ = ("_address", "_blocks", "_doing", "_function", "_kept", "_shared_bytes", "_threads")
+    """A kernel with all that a launch needs besides its stream, as the driver takes it. `arguments`
+    are NumPy scalars of the kernel's types, and `doing` is for the text of an error."""
 
     def __init__(
         self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str
     ) -> None:
-        """`function` is a CUfunction, `arguments` are NumPy scalars of the kernel's types, and
-        `doing` is for the text of an error."""
         values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
         for value, argument in zip(values, arguments, strict=True):
             content = np.frombuffer(argument.tobytes(), dtype=np.uint8)
@@ -121,8 +113,7 @@ class KernelCall:
         self._shared_bytes = shape.shared_bytes
         self._doing = doing
 
-    def queue(self, stream: CudaStream) -> None:
-        """Queue it. Raises `DeviceError`: the driver refuses."""
+    def queue(self, stream: Stream) -> None:
         result = D.cuLaunchKernel(
             self._function,
             self._blocks,
@@ -138,8 +129,8 @@ class KernelCall:
         )
         check(result, self._doing)
 
-    def queue_with(self, stream: CudaStream, attribute: Any) -> None:
-        """Queue it with an attribute of a launch. Raises `DeviceError`: the driver refuses."""
+    def queue_with(self, stream: Stream, attribute: Any) -> None:
+        """Queue it with an attribute of a launch."""
         config = D.CUlaunchConfig()
         config.gridDimX, config.blockDimX = self._blocks, self._threads
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
@@ -152,18 +143,14 @@ class KernelCall:
 
 
 class Compiler:
-    """Compiles and loads kernels for a device."""
-
     def __init__(self, capability: tuple[int, int]) -> None:
         self._capability = capability
         self._functions: dict[tuple[str, str], Any] = {}  # by source and entry
         self._largest_shared: dict[tuple[str, str], int] = {}
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
-        """The kernel for an element type and a launch shape, allowed to use the shape's dynamic
-        shared memory.
-        Raises `DeviceError`: no such element type, or the compiler's first error line.
-        """
+        """The kernel for an element type, allowed to use the shape's dynamic shared memory.
+        Raises `DeviceError`: no such element type, or the compiler's first error line."""
         assert kernel.source is not None, "a copy has nothing to compile"
         key = kernel.source, entry_for(kernel, dtype, shape)
         if key not in self._functions:
@@ -186,8 +173,7 @@ class Compiler:
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
-    """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4". Raises
-    `DeviceError` without one."""
+    """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4"."""
     if "{dtype}" in kernel.entry and dtype not in sources.CPP_TYPES:
         raise DeviceError(
             f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are "
@@ -196,9 +182,9 @@ def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
     return kernel.expression(sources.CPP_TYPES.get(dtype, ""), shape)
 
 
-# %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with
-# reads. The SM's cycles and the nanoseconds of the hold give the clock that really ran (nvbench
-# does so around each sample).
+# %globaltimer counts nanoseconds; __nanosleep keeps the thread from flooding the host link with
+# reads. The SM's cycles and the nanoseconds of the hold give the clock that really ran, as nvbench
+# measures it.
 HOLD_SOURCE = r"""
 extern "C" __global__ void gpumem_hold(volatile unsigned int* slot, unsigned long long timeout_ns) {
     unsigned long long start, now;
@@ -306,12 +292,10 @@ CPP_TYPES = {
 
 
 def fill(element: str) -> str:
-    """The kernel that fills memory with values of a type of `CPP_TYPES`, in the source
-    `CONTENT`."""
+    """The kernel of `CONTENT_SOURCE` that fills memory with values of a type of `CPP_TYPES`."""
     return f"gpumem_fill_random<{CPP_TYPES[element]}>"
 
 
 def mismatch(element: str, rule: str) -> str:
-    """The kernel that compares elements of a type of `CPP_TYPES` by a rule, in the source
-    `CONTENT`."""
+    """The kernel of `CONTENT_SOURCE` that compares elements of a type of `CPP_TYPES` by a rule."""
     return f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>"

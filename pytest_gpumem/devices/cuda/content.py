@@ -1,11 +1,9 @@
-"""The content of memory: seeded random values, poison, a random cycle; copies between any two
-kinds; and comparing two arrays in one pass, without temporaries of their size. What `values` does
-with NumPy, kernels do here, bit for bit."""
+"""The content of memory. What `values` does with NumPy, kernels do here, bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
@@ -41,8 +39,6 @@ def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Strea
 
 
 class CudaContent:
-    """Fills, copies, reads and compares memory of one device."""
-
     def __init__(self, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory) -> None:
         self._compiler = compiler
         self._memory = memory
@@ -74,9 +70,8 @@ class CudaContent:
             self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
         blocks = min(per_sm * self._sm_count, -(-size // _THREADS))
         shape = LaunchShape(blocks, _THREADS)
-        KernelCall(self._functions[entry], shape, arguments, f"launching {entry}").queue(
-            cast(CudaStream, stream)
-        )
+        call = KernelCall(self._functions[entry], shape, arguments, f"launching {entry}")
+        call.queue(stream)
 
     def fill_cycle(
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
@@ -89,7 +84,7 @@ class CudaContent:
             places.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
             return
         # One word of each node: rows of 4 bytes, as far apart as the nodes.
-        address, source = allocation.address, _address(following)
+        address, source = allocation.address, following.ctypes.data
         result = R.cudaMemcpy2DAsync(address, node_bytes, source, 4, 4, nodes, _ANY, stream.handle)
         check(result, "writing a cycle")
         _wait(stream)
@@ -120,7 +115,8 @@ class CudaContent:
         _check_fits(result.nbytes, allocation)
         check(R.cudaDeviceSynchronize(), doing)
         if allocation.address:
-            check(R.cudaMemcpy(_address(result), allocation.address, result.nbytes, _ANY), doing)
+            to = result.ctypes.data
+            check(R.cudaMemcpy(to, allocation.address, result.nbytes, _ANY), doing)
         else:
             result[:] = places.array(allocation, dtype, size)
         return result
@@ -148,16 +144,15 @@ class CudaContent:
         _check_fits(source.nbytes, allocation)
         check(R.cudaDeviceSynchronize(), doing)
         if allocation.address:
-            check(R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY), doing)
+            begin = source.ctypes.data
+            check(R.cudaMemcpy(allocation.address, begin, source.nbytes, _ANY), doing)
             # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API,
             # synchronization behaviour), and our streams do not wait for the default stream.
             check(R.cudaDeviceSynchronize(), doing)
         else:
             places.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
-    def mismatch(
-        self, actual: Any, expected: Any, relative_tolerance: float
-    ) -> tuple[int, int] | None:
+    def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         if actual.size != expected.size:
             raise DeviceError(
                 f"the result has {actual.size} elements, the reference {expected.size}"
@@ -167,15 +162,12 @@ class CudaContent:
         dtype = actual.dtype
         if isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray):
             actual, expected = _flat(np, actual, dtype), _flat(np, expected, dtype)
-            return values.mismatch(actual, expected, relative_tolerance)
+            return values.mismatch(actual, expected, tolerance)
         import cupy
 
         # what wrote the arrays ran on other streams
         check(R.cudaDeviceSynchronize(), "comparing results")
         actual, expected = _flat(cupy, actual, dtype), _flat(cupy, expected, dtype)
-        return self._mismatch(actual, expected, relative_tolerance)
-
-    def _mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         element, parts, rule = values.rule_of(actual.dtype)
         size = actual.size * parts
         result = self._memory.allocate(16, MemoryKind.DEVICE)  # a count, and the first place
@@ -197,8 +189,7 @@ class CudaContent:
 
 
 def _flat(library: Any, array: Any, dtype: Any) -> Any:
-    """An array in one dimension. A reference may have computed in a wider type than the kernel
-    stores."""
+    # A reference may have computed in a wider type than the kernel stores.
     return library.ascontiguousarray(library.asarray(array), dtype=dtype).reshape(-1)
 
 
@@ -206,10 +197,6 @@ def _check_fits(nbytes: int, allocation: Allocation) -> None:
     if allocation.freed or nbytes > allocation.nbytes:
         what = "freed memory" if allocation.freed else f"{allocation.nbytes} bytes"
         raise DeviceError(f"cannot copy {nbytes} bytes from or to {what}")
-
-
-def _address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _wait(stream: Stream) -> None:

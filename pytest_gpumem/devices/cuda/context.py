@@ -1,10 +1,9 @@
 """The context of an open device, its handles, and CUDA's errors, which may have taken the context.
-Whoever uses or frees a handle asks there, once a phase.
 
 Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
-outlive it. A handle of a context that is gone is a segmentation fault in the driver, so no object
-frees its handle when Python deletes it: it hands the handle over with `frees`, and `collect`
-frees it while the context lives.
+outlive it. To free a handle of a context that is gone is a segmentation fault in the driver. So no
+object frees its handle when Python deletes it: `frees` notes the handle, and `collect` frees it
+while the context lives.
 
 Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime API, cudaDeviceReset.
 """
@@ -15,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from cuda.bindings import driver as D  # noqa: N812
@@ -53,10 +53,8 @@ _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
 
 
 def check(result: Any, doing: str) -> Any:
-    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value,
-    ...) and never raises.
-    Raises `DeviceError`: the call failed; the runtime's last error is cleared.
-    """
+    """Give the values of a call of cuda-bindings, which returns (error, value, ...).
+    Raises `DeviceError`: the call failed; the runtime's last error is cleared."""
     error, *values = result
     if int(error) != 0:
         R.cudaGetLastError()
@@ -82,8 +80,8 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def context_number(index: int) -> int | None:
-    """Return the number of a GPU's primary context; None while there is none, and makes none. A new
-    context may have the handle of an old one, but another number."""
+    """Return the number of a GPU's primary context, or None while there is none. A new context may
+    have the handle of an old one, but another number."""
     error, device = D.cuDeviceGet(index)
     if int(error) != 0:  # as before cuInit
         return None
@@ -131,8 +129,6 @@ class Context:
             D.cuCtxPopCurrent()  # the block may have reset the device
 
     def elsewhere(self) -> str | None:
-        """What is current in its place: "GPU 1", or `OWN_CONTEXT`, which somebody has made with
-        cuCtxCreate; None if nothing is."""
         error, current = D.cuCtxGetCurrent()
         if int(error) != 0 or int(current) in (0, int(self._handle)):
             return None
@@ -166,13 +162,11 @@ class Context:
             Context.destroyed = True
 
 
+@dataclass(eq=False)
 class CudaStream:
     """A stream by its handle: ours, or of somebody else who frees it."""
 
-    __slots__ = ("__weakref__", "handle")
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
+    handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The protocol by which CuPy and others take a stream: version and handle."""
@@ -183,13 +177,9 @@ class CudaStream:
         return self.handle in (0, LEGACY_DEFAULT)
 
 
+@dataclass(eq=False)
 class CudaEvent:
-    """An event by its handle."""
-
-    __slots__ = ("__weakref__", "handle")
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
+    handle: Any
 
 
 def new_stream(context: Context) -> CudaStream:
@@ -201,14 +191,18 @@ def new_stream(context: Context) -> CudaStream:
 
 
 def new_event(context: Context, *, timing: bool = True) -> CudaEvent:
-    """An event, which can be timed unless `timing` is False."""
     flags = R.cudaEventDefault if timing else R.cudaEventDisableTiming
     event = CudaEvent(check(R.cudaEventCreateWithFlags(flags), "creating an event"))
     context.frees(event, R.cudaEventDestroy, event.handle)
     return event
 
 
+def is_captured(stream: int) -> bool | None:
+    """True if work on a stream becomes a node of a graph; None if the driver does not tell."""
+    status, captured = D.cuStreamIsCapturing(stream)
+    return None if int(status) else int(captured) != 0  # CU_STREAM_CAPTURE_STATUS_NONE
+
+
 def has_context() -> bool:
-    """True if a context is current in this thread. Makes none."""
     error, context = D.cuCtxGetCurrent()
     return int(error) == 0 and int(context) != 0

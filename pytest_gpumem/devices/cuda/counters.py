@@ -8,7 +8,7 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,6 @@ _KINDS = {
 }
 """CUpti_ActivityUnifiedMemoryCounterKind in our words."""
 
-_Receive = Callable[[Any, Any], None]
-"""Is given CUPTI's module and a record, in CUPTI's thread."""
-
 
 class Beacon:
     """Managed memory that is moved on purpose, to check that CUPTI counts. On an H200 (driver
@@ -91,6 +88,14 @@ class Beacon:
     def holds(self, address: int) -> bool:
         return self._address <= address < self._address + BEACON_BYTES
 
+    def moves(self, events: Sequence[PageEvent]) -> int:
+        """Return how many moves to the device and back were recorded whole."""
+        moved = {TO_DEVICE: 0, TO_HOST: 0}
+        for page_event in events:
+            if page_event.kind in moved and self.holds(page_event.address):
+                moved[page_event.kind] += page_event.value
+        return min(moved.values()) // BEACON_BYTES
+
     def close(self) -> None:
         """Free it; a second call does nothing."""
         address, self._address = self._address, 0
@@ -99,57 +104,54 @@ class Beacon:
 
 
 class CudaCounters(Counters):
-    """CUPTI's counters of unified memory and its records of activity, for a device.
+    """CUPTI's counters of unified memory and its records of activity, for a device."""
 
-    `beacon`: moves to the device and back before and after the counted work. If CUPTI misses one of
-    these moves, the count is discarded.
-    """
-
-    def __init__(self, index: int, beacon: Beacon) -> None:
-        self._index, self._beacon = index, beacon
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._beacon = Beacon(index)
         self._awake = False
         self._cupti: Any = None
         self._errors: tuple[type[Exception], ...] = ()
-        self._receive: _Receive | None = None
+        self._receive: Callable[[Any], None] | None = None  # takes a record, in CUPTI's thread
         self._counts_pages = False
         self._delivered = 0  # records
         self._failed: Exception | None = None
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        """Raises `Undelivered`: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04)
-        some passes do."""
-        with self._held() as cupti:
+        """Count between two moves of the beacon. Raises `Undelivered`: CUPTI missed one of them, as
+        in some passes on an H200 (driver 580.159.04)."""
+        with self._subscribed():
             for _ in range(0 if self._awake else WAKING):
                 # The first passes do not count.
-                events, _ = self._page_events(cupti, lambda: None)
-                if self._moves(events) > 0:
+                events, _ = self._page_events(lambda: None)
+                if self._beacon.moves(events) > 0:
                     break
-            events, maps = self._page_events(cupti, work)
-            moves = self._moves(events)
+            events, maps = self._page_events(work)
+            moves = self._beacon.moves(events)
             if moves < 2:
                 raise Undelivered(
                     f"CUPTI reported {moves} of 2 moves of pages that were made to try it, "
                     "so its other counts may lack some"
                 )
             self._awake = True
-            self._refuse_losses(cupti)
+            self._refuse_losses()
         counted = [each for each in events if not self._beacon.holds(each.address)]
         return page_counts(counted, maps=maps)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         records: list[tuple[str, int, int, int]] = []
 
-        def receive(cupti: Any, record: Any) -> None:
+        def receive(record: Any) -> None:
             name, blocks = "", 0
-            if cupti.ActivityKind(int(record.kind)).name == "CONCURRENT_KERNEL":
+            if self._cupti.ActivityKind(int(record.kind)).name == "CONCURRENT_KERNEL":
                 name = str(record.name)
                 blocks = int(record.grid_x) * int(record.grid_y) * int(record.grid_z)
             if name != HOLD:
                 records.append((name, blocks, int(record.start), int(record.end)))
 
-        with self._held() as cupti:
-            self._run(cupti, USE_KINDS, receive, work)
-            self._refuse_losses(cupti)
+        with self._subscribed():
+            self._run(USE_KINDS, receive, work)
+            self._refuse_losses()
         # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
         first = min((start for _, _, start, _ in records), default=0)
         return [
@@ -158,8 +160,8 @@ class CudaCounters(Counters):
         ]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
-        seen, times = what_ran.PassRecords(), list[int]()
-        with self._held() as cupti, MODULES.launches() as launches:
+        with self._subscribed() as cupti, MODULES.launches() as launches:
+            seen, times = what_ran.PassRecords(cupti), list[int]()
 
             def body() -> None:
                 times.append(int(cupti.get_timestamp()))
@@ -167,53 +169,55 @@ class CudaCounters(Counters):
                 times.append(int(cupti.get_timestamp()))
                 wait()
 
-            try:
+            with self._refusals("the attributes of launches"):
                 cupti.activity_enable_launch_attributes(1)  # access-policy windows
-            except self._errors as error:
-                raise _refusal("the attributes of launches", error) from error
             try:
-                self._run(cupti, what_ran.KINDS, seen.receive, body)
+                self._run(what_ran.KINDS, seen.receive, body)
             except cupti.cuptiError as error:
                 raise _refusal("to watch a launch", error) from error
-            self._refuse_losses(cupti)
+            self._refuse_losses()
         return seen.what_ran(launches, times[0], times[1])
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            with suppress(NotCounted):  # the pass that needs it says why
-                stack.enter_context(MODULES.loading())
-            yield
+    def loading(self) -> AbstractContextManager[object]:
+        return MODULES.loading()
+
+    def close(self) -> None:
+        self._beacon.close()
 
     @contextmanager
-    def _held(self) -> Iterator[Any]:
+    def _subscribed(self) -> Iterator[Any]:
         """Hold CUPTI for a pass: its records come to this process alone, through buffers of
         ours."""
         with CALLBACKS.subscribed() as cupti:
             # RuntimeError: there is no libcupti, or an old version
             self._cupti, self._errors = cupti, (cupti.cuptiError, RuntimeError)
-            try:
+            with self._refusals("buffers of records"):
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
-            except self._errors as error:
-                raise _refusal("buffers of records", error) from error
             yield cupti
 
-    def _page_events(self, cupti: Any, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
+    @contextmanager
+    def _refusals(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise _refusal(what, error) from error
+
+    def _page_events(self, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
         """Return the events of a pass, and whether mappings were among the counters."""
         maps = False
         for name in _KINDS:
-            if not hasattr(cupti.ActivityUnifiedMemoryCounterKind, name):
+            if not hasattr(self._cupti.ActivityUnifiedMemoryCounterKind, name):
                 continue
             try:
-                self._count(cupti, name)
+                self._count(name)
                 maps = maps or name == "REMOTE_MAP"
             except self._errors as error:
                 if name not in OPTIONAL:
                     raise _refusal("to count unified memory", error) from error
         events: list[PageEvent] = []
 
-        def receive(cupti: Any, record: Any) -> None:
-            page_event = _page_event(cupti, record)
+        def receive(record: Any) -> None:
+            page_event = _page_event(self._cupti, record)
             if page_event is not None:
                 events.append(page_event)
 
@@ -222,18 +226,11 @@ class CudaCounters(Counters):
             work()
             self._beacon.move()
 
-        self._run(cupti, ("UNIFIED_MEMORY_COUNTER",), receive, between_moves)
+        self._run(("UNIFIED_MEMORY_COUNTER",), receive, between_moves)
         return events, maps
 
-    def _moves(self, events: Sequence[PageEvent]) -> int:
-        """Return how many moves of the beacon to the device and back were recorded whole."""
-        moved = {TO_DEVICE: 0, TO_HOST: 0}
-        for page_event in events:
-            if page_event.kind in moved and self._beacon.holds(page_event.address):
-                moved[page_event.kind] += page_event.value
-        return min(moved.values()) // BEACON_BYTES
-
-    def _count(self, cupti: Any, name: str) -> None:
+    def _count(self, name: str) -> None:
+        cupti = self._cupti
         config = cupti.ActivityUnifiedMemoryCounterConfig(1)
         config[0].scope = int(cupti.ActivityUnifiedMemoryCounterScope.PROCESS_SINGLE_DEVICE)
         config[0].kind = int(getattr(cupti.ActivityUnifiedMemoryCounterKind, name))
@@ -242,19 +239,18 @@ class CudaCounters(Counters):
         cupti.activity_configure_unified_memory_counter(config.ptr, 1)
 
     def _run(
-        self, cupti: Any, kinds: Sequence[str], receive: _Receive, work: Callable[[], None]
+        self, kinds: Sequence[str], receive: Callable[[Any], None], work: Callable[[], None]
     ) -> None:
         """Deliver all records of some `CUpti_ActivityKind` that there are while `work` runs."""
+        cupti = self._cupti
         self._receive, self._delivered, self._failed = receive, 0, None
         self._counts_pages = "UNIFIED_MEMORY_COUNTER" in kinds
         enabled = []
         try:
-            try:
-                for kind in kinds:
+            for kind in kinds:
+                with self._refusals(f"records of {kind}"):
                     cupti.activity_enable(getattr(cupti.ActivityKind, kind))
-                    enabled.append(kind)
-            except self._errors as error:
-                raise _refusal(f"records of {kind}", error) from error
+                enabled.append(kind)
             work()
             seen = -1
             while self._delivered != seen:  # CUPTI reads them in another thread
@@ -276,14 +272,14 @@ class CudaCounters(Counters):
                 is_of_pages = int(activity.kind) == int(kind)
                 if self._receive is not None and is_of_pages == self._counts_pages:
                     self._delivered += 1
-                    self._receive(self._cupti, activity)
+                    self._receive(activity)
         except Exception as error:
             self._failed = error
 
-    def _refuse_losses(self, cupti: Any) -> None:
+    def _refuse_losses(self) -> None:
         dropped = np.zeros(1, np.uint64)
         try:
-            cupti.activity_get_num_dropped_records(0, 0, dropped.ctypes.data)
+            self._cupti.activity_get_num_dropped_records(0, 0, dropped.ctypes.data)
         except self._errors:
             return  # not every version answers without a context
         if dropped[0]:

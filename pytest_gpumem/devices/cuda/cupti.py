@@ -65,6 +65,7 @@ class _Receiver(NamedTuple):
     receive: Receive
     name: str
     begins: bool  # also at the begin of the call
+    lost: Callable[[str], None] | None
 
 
 # CUpti_CallbackFunc
@@ -79,20 +80,18 @@ _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 
 
 def imported() -> Any:
-    """Import CUPTI's module, which few sessions need. Raises `NotCounted`: cupti-python is
-    missing."""
+    """Import CUPTI's module, which few sessions need. Raises `NotCounted`."""
     try:
         from cupti import cupti
     except ImportError as error:
-        why = (
+        raise NotCounted(
             f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install"
-        )
-        raise NotCounted(why) from error
+        ) from error
     return cupti
 
 
 def why_refused(error: Exception) -> str:
-    """Return why CUPTI takes no subscriber now, in words."""
+    """Return why CUPTI takes no subscriber now."""
     if "MULTIPLE_SUBSCRIBERS" not in str(error):
         return f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
     torch = sys.modules.get("torch")
@@ -102,9 +101,7 @@ def why_refused(error: Exception) -> str:
 
 
 class _Subscription:
-    """The process's subscription, by the functions of the library that cupti-python has loaded.
-    Raises cupti-python's errors.
-    """
+    """The process's subscription, by the functions of the library that cupti-python has loaded."""
 
     def __init__(self, cupti: Any, called: Any) -> None:
         from cupti._internal import cupti as loaded
@@ -138,7 +135,6 @@ class Callbacks:
         self._users = 0  # receivers that were added, and passes that hold CUPTI
         self._function = _CALLED(self._called)  # as C sees it; threads may call it at any time
         self._receivers: dict[tuple[int, int], tuple[_Receiver, ...]] = {}  # by domain and number
-        self._lost: dict[Receive, Callable[[str], None]] = {}
         atexit.register(self._forget)  # a callback after Python's end would crash
         os.register_at_fork(before=self._before_fork, after_in_child=self._receivers.clear)
 
@@ -151,7 +147,7 @@ class Callbacks:
         *,
         begins: bool = True,
     ) -> Callable[[], None]:
-        """Have `receive` called for these callbacks; gives the function that ends it.
+        """Have `receive` called for these callbacks; return the function that ends it.
         `domain`: "DRIVER_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else.
@@ -163,8 +159,6 @@ class Callbacks:
         numbers = getattr(cupti, _IDS[domain])
         domain_number = int(getattr(cupti.CallbackDomain, domain))
         keys: list[tuple[int, int]] = []
-        if lost is not None:
-            self._lost[receive] = lost
 
         def end() -> None:
             self._remove(keys, receive)
@@ -177,7 +171,7 @@ class Callbacks:
                 key = domain_number, int(getattr(numbers, name))
                 keys.append(key)
                 others = self._receivers.get(key, ())
-                self._receivers[key] = (*others, _Receiver(receive, name, begins))
+                self._receivers[key] = (*others, _Receiver(receive, name, begins, lost))
                 if not others and self._subscription is not None:
                     self._subscription.enable(key)
         except cupti.cuptiError as error:
@@ -188,7 +182,7 @@ class Callbacks:
     @contextmanager
     def subscribed(self) -> Iterator[Any]:
         """Hold CUPTI inside the block, so that no record of another tool is taken; yields its
-        module. Raises `NotCounted`: as `add`."""
+        module. Raises `NotCounted`."""
         cupti = self._open()
         try:
             yield cupti
@@ -231,7 +225,12 @@ class Callbacks:
         self._unsubscribe()
 
     def _miss(self, why: str) -> None:
-        for lost in dict.fromkeys(self._lost.values()):
+        functions = set()
+        for receivers in list(self._receivers.values()):
+            for receiver in receivers:
+                if receiver.lost is not None:
+                    functions.add(receiver.lost)
+        for lost in functions:
             lost(why)
 
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
@@ -243,10 +242,6 @@ class Callbacks:
             elif self._subscription is not None:
                 with suppress(self._cupti.cuptiError):  # after a lost context
                     self._subscription.enable(key, on=False)
-        for receivers in self._receivers.values():
-            if any(other.receive == receive for other in receivers):
-                return
-        self._lost.pop(receive, None)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
@@ -254,13 +249,12 @@ class Callbacks:
         # The data of a resource begin with the address of its context, which has no site: its
         # receivers take either.
         at_begin = not _INT(address).value
-        for receive, name, begins in self._receivers.get((domain, number), ()):
+        for receive, name, begins, lost in self._receivers.get((domain, number), ()):
             if at_begin and not begins:
                 continue
             try:
                 receive(name, address)
             except Exception as error:  # it would end in CUPTI's code
-                lost = self._lost.get(receive)
                 if lost is not None:
                     lost(f"a call could not be read: {error}")
 
@@ -305,8 +299,7 @@ class _RaisedAgain:
 
 
 def driver_calls(pattern: re.Pattern[str]) -> list[str]:
-    """Names of the driver's calls that a pattern matches as a whole, as CUPTI has them. Raises
-    `NotCounted`: as `imported`."""
+    """CUPTI's names of the driver's calls that match a pattern as a whole. Raises `NotCounted`."""
     return [
         name for name in imported().driver_api_trace_cbid.__members__ if pattern.fullmatch(name)
     ]

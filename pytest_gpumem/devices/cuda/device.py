@@ -1,4 +1,4 @@
-"""A CUDA device: its facets, and the context that they share; and launches, each prepared once."""
+"""A CUDA device: its facets, and the context that they share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from typing import cast
 
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.checks import (
-    check_live,
-    copied_by,
-    element_type,
-    packed_arguments,
-)
+from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import CudaContent, copy
 from pytest_gpumem.devices.cuda.context import Context, CudaStream, check
-from pytest_gpumem.devices.cuda.counters import Beacon, CudaCounters
+from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.footprints import footprints, forget
 from pytest_gpumem.devices.cuda.guests import arrays
@@ -53,9 +48,9 @@ class CudaKernels:
         check_live(launch)
         call = self._prepared(launch)
         if window is None:
-            call.queue(cast(CudaStream, stream))
+            call.queue(stream)
         else:
-            call.queue_with(cast(CudaStream, stream), launch_attribute(window))
+            call.queue_with(stream, launch_attribute(window))
 
     @contextmanager
     def current_stream(self, stream: Stream) -> Iterator[None]:
@@ -102,8 +97,7 @@ class CudaDevice(Device):
             self.kernels = CudaKernels(index, compiler)
             self.l2 = CudaL2(facts)
             self.managed = CudaManaged(index, facts)
-            self._beacon = Beacon(index)
-            self.counters = CudaCounters(index, self._beacon)
+            self.counters = self._counters = CudaCounters(index)
             self.footprints = self._footprints = footprints(index)
             self._footprints.free_bytes = self._memory.free_without_ours
             self._conditions = ConditionReader(facts)
@@ -143,13 +137,13 @@ class CudaDevice(Device):
             with self.current():
                 self._streams.close()
                 check(R.cudaDeviceSynchronize(), "waiting for the device")
-                self._beacon.close()
+                self._counters.close()
                 self.memory.make_room()
         self._context.close()
 
 
 def _check_same(index: int, facts: DeviceFacts) -> None:
-    """Check that this process numbers the GPUs as the one that read the facts did."""
+    """Check that this process numbers the GPUs as that which read the facts."""
     try:
         now = uuid_of(index)
     except CudaUnavailable as reason:
@@ -157,6 +151,5 @@ def _check_same(index: int, facts: DeviceFacts) -> None:
     if facts.uuid is not None and now != facts.uuid:
         raise DeviceError(
             f"device {index} is {now}, and was {facts.uuid} at the session's start: "
-            "CUDA_VISIBLE_DEVICES has changed, or CUDA was "
-            "initialised before it was set"
+            "CUDA_VISIBLE_DEVICES has changed, or CUDA was initialised before it was set"
         )

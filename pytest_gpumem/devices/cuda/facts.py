@@ -1,8 +1,7 @@
 """Facts of a CUDA device, read without creating a context on it.
 
-Children by fork of a process that called cuInit cannot use CUDA (cuInit's error
-CUDA_ERROR_NOT_INITIALIZED in the child). So another short process calls cuInit and reads the
-facts, not the process of the tests.
+Children by fork of a process that called cuInit cannot use CUDA. So another short process calls
+cuInit and reads the facts, not the process of the tests.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 SECONDS = 60.0  # how long the driver may take to answer
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
-_NVML_MISSING = "nvidia-ml-py cannot be imported: pip install nvidia-ml-py"
-# On macOS, without a driver, nvidia-ml-py is no dependency.
 _NEEDED = {
-    "pynvml": _NVML_MISSING,
+    # On macOS, without a driver, it is no dependency.
+    "pynvml": "nvidia-ml-py cannot be imported: pip install nvidia-ml-py",
     "cupy": f"CuPy is not installed: {_INSTALL}",
     "cuda.bindings": f"cuda-bindings is not installed: {_INSTALL}",
 }
@@ -47,26 +45,19 @@ class CudaUnavailable(Exception):
 
 
 class DriverFacts(msgspec.Struct, frozen=True):
-    """What the driver says of a device."""
-
     facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
     supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
     gpus: tuple[str, ...] = ()
-    """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the
-    others. The second one is its peer (`places.peer_of`)."""
-    # those of them whose results are of the same device: equal `DeviceFacts.key`
-    alike: tuple[str, ...] = ()
+    """UUIDs of all GPUs that CUDA sees: this GPU, those that it can copy with directly (first its
+    peer, as `places.peer_of`), then the others."""
+    alike: tuple[str, ...] = ()  # those of them with an equal `DeviceFacts.key`
     linked: int = 0  # as `_linked_version`; 0 where it was not read
 
 
 def read_facts(index: int) -> DriverFacts:
-    """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it
-    see, and the UUIDs of all of them.
-
-    Another process asks the driver, but where a profiler would follow that.
-    Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no
-    device or no such device.
-    """
+    """Facts of the device that CUDA numbers `index`. Another process asks the driver, but where a
+    profiler would follow that.
+    Raises `CudaUnavailable`: a package, the driver or the device is missing."""
     for module, missing in _NEEDED.items():
         if not _installed(module):
             if module == "pynvml":
@@ -88,7 +79,7 @@ def read_facts(index: int) -> DriverFacts:
 
 
 def _of_process(index: int) -> DriverFacts:
-    """Run `answer(index)` in a process, and return what it says."""
+    """Run `answer(index)` in a process."""
     command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT)]
     command += filter(None, sys.path)
     try:
@@ -115,10 +106,8 @@ def _of_process(index: int) -> DriverFacts:
 
 
 def answer(index: int) -> None:
-    """Print `query(index)`, or why there is none, as one line of JSON.
-
-    It reads CuPy's version too, so that the process of the tests loads no library of CUDA.
-    """
+    """Print `query(index)`, or why there is none, as a line of JSON; with CuPy's version, so that
+    the process of the tests loads no library of CUDA."""
     result: DriverFacts | str
     try:
         result = query(index)
@@ -157,8 +146,7 @@ def query(index: int) -> DriverFacts:
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a device as this process numbers them; calls cuInit. Raises `CudaUnavailable`:
-    there is no such device."""
+    """The UUID of a device as this process numbers them; calls cuInit. Raises `CudaUnavailable`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -169,7 +157,6 @@ def uuid_of(index: int) -> str:
 
 
 def _reach(driver: Any, device: Any, other: Any) -> bool:
-    """True if two GPUs reach each other's memory."""
     for pair in ((device, other), (other, device)):
         error, reaches = driver.cuDeviceCanAccessPeer(*pair)
         if int(error) != 0 or not reaches:
@@ -274,8 +261,8 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
 
 
 def split_mig(name: str) -> tuple[str, str | None]:
-    """Name of the GPU and profile of the MIG instance: "NVIDIA H100 80GB HBM3 MIG 1g.10gb" holds
-    both."""
+    """Split "NVIDIA H100 80GB HBM3 MIG 1g.10gb" into the name and the profile of the MIG
+    instance."""
     match = re.fullmatch(r"(.+?) MIG (\S+)", name)
     return (match[1], match[2]) if match else (name, None)
 

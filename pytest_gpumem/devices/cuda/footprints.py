@@ -23,9 +23,8 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.allocators import has_pools
-from pytest_gpumem.devices.cuda.context import context_number
+from pytest_gpumem.devices.cuda.context import context_number, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
-from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory

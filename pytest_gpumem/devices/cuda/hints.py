@@ -51,8 +51,6 @@ _TOO_OLD = (
 
 
 class CudaL2:
-    """The set-aside of a device and the windows of its streams."""
-
     def __init__(self, facts: DeviceFacts) -> None:
         self._facts = facts
 
@@ -78,10 +76,9 @@ class CudaL2:
 
 
 def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
-    """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of
-    no bytes is off."""
+    """The attribute of a window, for a stream or for a graph's kernel; a window of no bytes is
+    off."""
     value = kind()
-    # writes through to `value`
     _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)
     return value
 
@@ -95,6 +92,7 @@ def launch_attribute(window: WindowSpec) -> Any:
 
 
 def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> None:
+    """Write a window through to the attribute that `policy` belongs to."""
     policy.base_ptr = window.address
     policy.num_bytes = window.nbytes
     policy.hitRatio = window.hit_ratio
@@ -103,7 +101,6 @@ def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> 
 
 
 def unpacked(value: Any) -> WindowSpec | None:
-    """The window in an attribute; None if it is off."""
     policy = value.accessPolicyWindow
     if not int(policy.num_bytes):
         return None
@@ -117,8 +114,6 @@ def unpacked(value: Any) -> WindowSpec | None:
 
 
 class CudaManaged:
-    """The pages of managed memory of device `index`."""
-
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index, self._facts = index, facts
 
@@ -140,8 +135,10 @@ class CudaManaged:
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
         if call is None:
-            problem = "has no cudaMemDiscardBatchAsync: discarding needs CUDA 13"
-            raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} {problem}")
+            raise Unsupported(
+                f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: "
+                "discarding needs CUDA 13"
+            )
         result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
         if getattr(result[0], "name", "") in _TOO_OLD:
             R.cudaGetLastError()
@@ -153,12 +150,11 @@ class CudaManaged:
 
 
 def malloc_managed(nbytes: int, doing: str) -> int:
-    """The address of new managed memory that every GPU may use."""
     return int(check(R.cudaMallocManaged(nbytes, R.cudaMemAttachGlobal), doing))
 
 
 def prefetch(address: int, nbytes: int, index: int, to_host: bool, stream: int) -> Any:
-    """Call `cudaMemPrefetchAsync`, which takes flags too from CUDA 13 on; the result as it is."""
+    """Call `cudaMemPrefetchAsync`, which takes flags too from CUDA 13 on."""
     where = location(index, to_host)
     if _BINDINGS_MAJOR < 13:
         return R.cudaMemPrefetchAsync(address, nbytes, where, stream)
@@ -179,5 +175,4 @@ def location(index: int, to_host: bool) -> Any:
 
 
 def advice_number(advice: Advice, *, on: bool) -> Any:
-    """The `cudaMemoryAdvise` that sets or unsets an advice."""
     return getattr(R.cudaMemoryAdvise, f"cudaMemAdvise{'Set' if on else 'Unset'}{_WORDS[advice]}")

@@ -1,13 +1,17 @@
-"""The modules and the arguments of the kernels that this process launches, from CUPTI's callbacks,
-through `cupti-python` (the extra `cupti13`).
+"""The modules and the arguments of the kernels that this process launches, from CUPTI's callbacks.
 
 CUPTI hands out the image of each module when it is loaded, but not its handle. A kernel's name
 alone does not tell its module: two modules may hold the same name. So the calls that load modules
-and look kernels up are followed too, and launches while `launches` collects them. Modules are
-followed in tests with fixtures of the plugin and in its passes; what was loaded elsewhere is not
-known. Following does not call cuInit.
-Sources: CUPTI, Callback API, CUpti_CallbackData and CUpti_ModuleResourceData; CUDA Driver API,
-Module and Library Management, for the order of the parameters, which CUPTI hands out as a struct.
+and look kernels up are followed too, and launches while `launches` collects them.
+
+A launch of a graph has no arguments: its nodes have, and a library may destroy the graph once it is
+made executable. So calls that make and change executable graphs are followed, all of them rare, and
+the nodes are read at once.
+
+What was loaded while nobody followed is not known. Following does not call cuInit.
+Sources: CUPTI, Callback API, CUpti_CallbackData and CUpti_ModuleResourceData; CUDA Driver API, for
+the order of the parameters of calls, which CUPTI hands out as a struct; cuLaunchKernel
+(`kernelParams`), cuFuncGetParamInfo, cuPointerGetAttributes, CUDA_KERNEL_NODE_PARAMS.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import hashlib
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
-from pytest_gpumem.devices.cuda.graph_nodes import CALLS as GRAPH_CALLS
-from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes, Kernel, read_kernel
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.records.arguments import text
 
 _LOADS = (
     "cuModuleLoad",
@@ -37,8 +43,6 @@ _BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")
 _LOOKS_UP = (*_BY_NAME, "cuKernelGetFunction", "cuLibraryGetModule")
 """Calls whose first parameter is the address of a handle, and whose second the handle of what holds
 it. The third parameter of those in `_BY_NAME` is the name of a kernel."""
-_GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")
-"""Calls whose first parameter is an executable graph."""
 _LAUNCHES = {
     "cuLaunchKernel": (0, 6),
     "cuLaunchKernel_ptsz": (0, 6),
@@ -49,9 +53,33 @@ _LAUNCHES = {
 }
 """Calls that launch a kernel, with the words of their parameters that hold the function and
 `kernelParams`."""
+_GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")
+"""Calls whose first parameter is an executable graph."""
+_GRAPHS_MADE = (
+    "cuGraphInstantiate",
+    "cuGraphInstantiate_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphInstantiateWithParams",
+    "cuGraphInstantiateWithParams_ptsz",
+)
+"""Calls whose first parameter is the address of the new executable graph, the second the graph."""
+_GRAPHS_UPDATED = ("cuGraphExecUpdate", "cuGraphExecUpdate_v2")
+"""Calls whose first parameter is the executable graph, and whose second the new graph."""
+_GRAPHS_LOST = (
+    "cuGraphExecDestroy",
+    "cuGraphExecNodeSetParams",
+    "cuGraphExecKernelNodeSetParams",
+    "cuGraphExecKernelNodeSetParams_v2",
+)
+"""Calls after which the nodes of the executable graph are not known."""
 _DEEPEST = 3  # a function of a kernel of a library, or of a module of a library
 _DESCRIPTOR = 2  # word of a CUpti_ResourceData with the address of what it describes
 _KERNEL_NAMES = re.compile(rb"\.text\.([^\0]+)\0")  # in an image: each kernel has a section
+_ATTRIBUTES = [
+    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+]
+_MEMORY_TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
 
 
 class _ModuleData(ctypes.Structure):
@@ -71,16 +99,20 @@ class Image(NamedTuple):
     names: frozenset[bytes]  # of its functions
 
 
+class Kernel(NamedTuple):
+    """A kernel of a launch."""
+
+    name: str  # mangled
+    function: int  # CUfunction or CUkernel
+    arguments: tuple[str, ...] | None  # as `Step.arguments`; None where they are not known
+
+
 class Launch(NamedTuple):
     """A call that launches."""
 
     correlation: int  # CUPTI's number of the call
     kernels: list[Kernel] | None  # None for a graph whose nodes are not known
     graph: bool = False
-
-
-class UnknownModule(Exception):
-    """The module of a kernel is not known; one line with the reason."""
 
 
 class Modules:
@@ -103,7 +135,7 @@ class Modules:
         """By the handle of a function, kernel or library's module: what it was looked up in."""
         self._names: dict[int, set[bytes]] = {}  # looked up in each module or library
         self._kernels: set[int] = set()  # the handles that are a CUkernel
-        self._graphs = GraphNodes()
+        self._graphs: dict[int, list[Kernel]] = {}  # kernels by executable graph
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -112,11 +144,12 @@ class Modules:
             yield
             return
         self._local = threading.local()
+        graph_calls = (*_GRAPHS_MADE, *_GRAPHS_UPDATED, *_GRAPHS_LOST)
         with ExitStack() as ends:
             for domain, names, receive in (
                 ("RESOURCE", ("MODULE_LOADED",), self._module_loaded),
                 ("DRIVER_API", (*_LOADS, *_LOOKS_UP), self._called),
-                ("DRIVER_API", GRAPH_CALLS, self._graph_changed),
+                ("DRIVER_API", graph_calls, self._graph_changed),
             ):
                 ends.callback(CALLBACKS.add(domain, names, receive, self._forget))
             self._followed = True
@@ -140,16 +173,20 @@ class Modules:
             finally:
                 self._launches = None
 
-    def loading(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def loading(self) -> Iterator[None]:
         """Follow launches too inside the block, where modules are followed: a library's module is
         loaded by the first launch of one of its kernels."""
-        return self.launches() if self._followed else nullcontext()
+        with ExitStack() as stack:
+            if self._followed:
+                with suppress(NotCounted):  # the pass that needs it says why
+                    stack.enter_context(self.launches())
+            yield
 
-    def digest(self, kernel: Kernel, *, in_graph: bool) -> str:
-        """Return the SHA-256 of the image of a kernel's module. A kernel of a graph, whose handle
-        may be the driver's, may be found by its name.
-        Raises `UnknownModule`: it was loaded where nobody followed, or several may be meant.
-        """
+    def digest(self, kernel: Kernel, *, in_graph: bool) -> tuple[str | None, str]:
+        """Return the SHA-256 of the image of a kernel's module, or None and the reason: it was
+        loaded where nobody followed, or several may be meant. A kernel of a graph, whose handle may
+        be the driver's, may be found by its name."""
         holder = self._holder(kernel.function)
         images = self._loaded.get(holder)
         if images is None:
@@ -159,11 +196,11 @@ class Modules:
         name = kernel.name.encode()
         digests = {image.digest for image in images if name in image.names}
         if len(digests) == 1:
-            return digests.pop()
+            return digests.pop(), ""
         if digests:
-            raise UnknownModule(f"{len(digests)} modules hold a kernel {kernel.name}")
+            return None, f"{len(digests)} modules hold a kernel {kernel.name}"
         why = self._missed or "its module was loaded before the test"
-        raise UnknownModule(f"the code of {kernel.name} is not read: {why}")
+        return None, f"the code of {kernel.name} is not read: {why}"
 
     def _holder(self, handle: int) -> int:
         """The module or library of a handle, as far as it is known."""
@@ -210,10 +247,14 @@ class Modules:
         if name in _LAUNCHES:
             # At its end: what it loaded is known, and the arguments still lie there.
             self._launched(name, call, loaded)
-        elif name in _GRAPH_LAUNCHES:
-            self._graph_launched(call)
-        elif not call.failed:
+        elif call.failed:
+            return
+        elif name not in _GRAPH_LAUNCHES:
             self._handle_given(name, call.parameters, loaded)
+        elif self._launches is not None:
+            (executable,) = words(call.parameters, 1)
+            kernels = self._graphs.get(executable)
+            self._launches.append(Launch(call.correlation, kernels, graph=True))
 
     def _handle_given(self, call: str, parameters: int, loaded: list[Image]) -> None:
         place, holder = words(parameters, 2)
@@ -251,19 +292,93 @@ class Modules:
         symbol = (call.symbol or b"").decode(errors="replace")
         kernel = Kernel(symbol, function, None)
         if function in self._holders:  # else nobody knows what kind of handle it is
-            kernel = read_kernel(symbol, function, pointers, is_kernel=function in self._kernels)
+            kernel = _kernel(symbol, function, pointers, is_kernel=function in self._kernels)
         self._launches.append(Launch(call.correlation, [kernel]))
-
-    def _graph_launched(self, call: ApiCall) -> None:
-        if self._launches is not None and not call.failed:
-            (executable,) = words(call.parameters, 1)
-            kernels = self._graphs.kernels(executable)
-            self._launches.append(Launch(call.correlation, kernels, graph=True))
 
     def _graph_changed(self, name: str, address: int) -> None:
         call = ApiCall.from_address(address)
-        if call.site and not call.failed:
-            self._graphs.changed(name, call.parameters)
+        if not call.site or call.failed:
+            return
+        (executable,) = words(call.parameters, 1)
+        if name in _GRAPHS_MADE:
+            (executable,) = words(executable, 1)
+        self._graphs.pop(executable, None)
+        if name not in _GRAPHS_LOST:
+            graph = words(call.parameters, 2)[1]
+            with suppress(RuntimeError):  # the kernels stay unknown
+                self._graphs[executable] = list(_kernels_of(graph))
 
 
 MODULES = Modules()  # the modules of this process
+
+
+# Kernels, from the driver
+
+
+def _kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> Kernel:
+    """A kernel with its arguments.
+
+    `pointers`: the address `kernelParams` of the launch; 0 where its arguments lie in `extra`,
+    which is not read.
+    `is_kernel`: `function` is a CUkernel.
+    """
+    layout = _parameters(function, is_kernel=is_kernel)
+    if layout is None or (layout and not pointers):
+        return Kernel(name, function, None)
+    addresses = words(pointers, len(layout)) if layout else ()
+    arguments = []
+    for address, (offset, size) in zip(addresses, layout, strict=True):
+        arguments.append(text(ctypes.string_at(address, size), offset, _memory_at))
+    return Kernel(name, function, tuple(arguments))
+
+
+def _parameters(function: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
+    """Offset and bytes of each parameter of a kernel; None if the driver does not tell them."""
+    if is_kernel:
+        ask, handle = D.cuKernelGetParamInfo, D.CUkernel(function)
+    else:
+        ask, handle = D.cuFuncGetParamInfo, D.CUfunction(function)
+    parameters: list[tuple[int, int]] = []
+    while True:
+        try:
+            status, offset, size = ask(handle, len(parameters))
+        except RuntimeError:  # a driver before CUDA 12.4 lacks the function
+            return None
+        if status == D.CUresult.CUDA_ERROR_INVALID_VALUE:  # there are no more
+            return parameters
+        if status != D.CUresult.CUDA_SUCCESS:
+            return None
+        parameters.append((int(offset), int(size)))
+
+
+def _memory_at(address: int) -> str | None:
+    """The kind of CUDA's memory at an address or before it, as an end; None for no memory."""
+    for place in (address, address - 1):
+        status, values = D.cuPointerGetAttributes(len(_ATTRIBUTES), _ATTRIBUTES, place)
+        if status == D.CUresult.CUDA_SUCCESS and int(values[0]):
+            return "managed" if values[1] else _MEMORY_TYPES.get(int(values[0]), "unknown")
+    return None
+
+
+def _kernels_of(graph: Any) -> Iterator[Kernel]:
+    """The kernels of a graph and of its child graphs. Raises `RuntimeError`."""
+    _, count = _known(D.cuGraphGetNodes(graph))
+    nodes, _ = _known(D.cuGraphGetNodes(graph, count))
+    for node in (nodes or ())[:count]:
+        kind = _known(D.cuGraphNodeGetType(node))
+        if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH:
+            yield from _kernels_of(_known(D.cuGraphChildGraphNodeGetGraph(node)))
+        elif kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            given = _known(D.cuGraphKernelNodeGetParams(node))
+            kernel, function = int(given.kern), int(given.func)
+            name = _known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
+            pointers, handle = int(given.kernelParams), kernel or function
+            yield _kernel(name.decode(), handle, pointers, is_kernel=kernel != 0)
+
+
+def _known(answer: tuple[Any, ...]) -> Any:
+    """The value of a call. Raises `RuntimeError`: the driver refuses it, or lacks it."""
+    status, *values = answer
+    if int(status) != 0:
+        raise RuntimeError(f"the driver does not tell the nodes of a graph: {status.name}")
+    return values[0] if len(values) == 1 else values

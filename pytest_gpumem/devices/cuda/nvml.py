@@ -1,4 +1,4 @@
-"""NVML's handle of the device that CUDA uses, and queries that a driver may refuse."""
+"""The state of a card, from NVML."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot read the card. The message is one line with the reason."""
+    """NVML cannot read the card: a line with the reason."""
 
 
 def answer(query: Callable[..., T], *arguments: Any) -> T | None:
@@ -56,9 +56,8 @@ def present() -> bool:
 
 
 def handle(pci_bus_id: str | None) -> Any | None:
-    """Handle of the GPU at a PCI bus id, or None without NVML. NVML numbers devices by PCI order
-    and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
-    """
+    """Handle of the GPU at a PCI bus id, or None without NVML, which does not know
+    CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id."""
     if pci_bus_id is None or not present():
         return None
     return answer(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
@@ -73,7 +72,6 @@ class ConditionReader:
         self._others: int | None = None
 
     def read(self) -> Conditions:
-        """The state now."""
         gpu = self._gpu
         if gpu is None:
             return Conditions()
@@ -92,7 +90,6 @@ class ConditionReader:
         )
 
     def _count_others(self) -> int | None:
-        """Count the other processes with a context on the GPU or MIG instance."""
         gpu, facts = self._gpu, self._facts
         if facts.mig_profile is not None and facts.uuid is not None:
             gpu = answer(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
@@ -101,8 +98,7 @@ class ConditionReader:
             return None
         pids = {process.pid for process in running}
         if FURTHER_PROCESS in os.environ or WORKERS_RUN in os.environ:
-            # The processes that wait for this one, and those that wait for their turn, may have
-            # contexts, and do nothing with them.
+            # Processes that wait for this process or for their turn may have idle contexts.
             parent = os.getppid()
             waiting = {parent, _parent(parent)}
             waiting |= {pid for pid in pids if _parent(pid) == parent}
@@ -134,17 +130,15 @@ def reason_names(mask: int | None) -> tuple[str, ...] | None:
 
 
 def other_processes(pids: Any, this_process: int) -> int | None:
-    """The number of other processes with a context; None if the list lacks this process, which has
-    a context. In a container NVML lists the host's process numbers, or none."""
+    """The number of other processes with a context; None if the list lacks this process, as in a
+    container, where NVML lists the host's process numbers, or none."""
     listed = set(pids)
     return len(listed) - 1 if this_process in listed else None
 
 
 def read_card(pci_bus_id: str | None) -> Card:
-    """The card at a PCI bus id; the first that the driver manages where it is None.
-    Raises `NvmlUnavailable`: there is no driver, its library does not fit to it, or it manages no
-    such card.
-    """
+    """The card at a PCI bus id; the first that the driver manages where it is None. Raises
+    `NvmlUnavailable`."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""Where memory lies: in the host's RAM and on its NUMA nodes, on this GPU, or on another.
+"""Where memory lies: on the host and its NUMA nodes, on this GPU, or on another.
 
 Sources: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming
 Guide, Peer-to-Peer Memory Access; Linux, numa(7), "local allocation".
@@ -66,7 +66,7 @@ def host_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, int]:
 
 
 def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
-    """The CPUs of each NUMA node of the host, by its number; empty where the host does not say."""
+    """The CPUs of each NUMA node of the host; empty where the host does not report them."""
     cpus = {}
     for folder in sorted(system.glob("node[0-9]*")):
         with suppress(OSError, ValueError):
@@ -75,7 +75,7 @@ def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
 
 
 def _cpus(listed: str) -> frozenset[int]:
-    """CPUs of a list such as "0-3,8,10-11"."""
+    """The CPUs in "0-3,8,10-11"."""
     cpus: set[int] = set()
     for piece in listed.strip().split(","):
         if piece:
@@ -86,15 +86,8 @@ def _cpus(listed: str) -> frozenset[int]:
 
 @contextmanager
 def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Iterator[int | None]:
-    """Run this thread on the CPUs of a NUMA node inside the block.
-
-    The kernel gives a page from the node of the CPU that touches it first, and page-locking
-    touches.
-    `node`: None: `nearest`, if this thread may run there at all.
-    `nearest`: the node that the device is attached to; None where it is not known.
-    Yields the node, or None where the thread runs as before.
-    Raises `Unsupported`: the node is not there, or none of its CPUs is this process's to use.
-    """
+    """As `DeviceMemory.near_host`; `nearest` is the node that the device is attached to. The kernel
+    gives a page from the node of the CPU that touches it first, and page-locking touches."""
     there = nodes(system)
     wanted = nearest if node is None else node
     if node is not None and node not in there:
@@ -107,8 +100,9 @@ def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Ite
     cpus = before & there[wanted]
     if not cpus:
         if node is not None:
-            problem = "none of the CPUs of that NUMA node is this process's to run on"
-            raise Unsupported(f"numa={node}: {problem}")
+            raise Unsupported(
+                f"numa={node}: none of the CPUs of that NUMA node is this process's to run on"
+            )
         yield None
         return
     os.sched_setaffinity(0, cpus)
@@ -119,7 +113,7 @@ def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Ite
 
 
 def nearest_node(index: int) -> int | None:
-    """The NUMA node that a device is attached to; None if the system does not report it."""
+    """The NUMA node that a device is attached to, if the system reports it."""
     attribute = getattr(R.cudaDeviceAttr, "cudaDevAttrHostNumaId", None)
     if attribute is None:
         return None
@@ -137,8 +131,8 @@ def memory_kind(
 ) -> MemoryKind | None:
     """The kind of memory at an address, according to the driver.
     `index`: the device whose memory is "device", not "peer".
-    `registered`: the address lies in memory that this process registered through
-    `cudaHostRegister`: the driver calls it host memory as it does what `cudaHostAlloc` gave.
+    `registered`: this process registered the memory; the driver tells no difference from that of
+    `cudaHostAlloc`.
     `beyond`: start and requested end of the last allocation that starts before the address, if it
     ends at or before the address.
     """
@@ -154,9 +148,7 @@ def memory_kind(
         return MemoryKind.MANAGED
     if kind == _DEVICE:
         return MemoryKind.DEVICE if device == index else MemoryKind.PEER
-    # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped
-    # from a device file, on an H200 from /dev/zero. Registered memory is whatever the process had
-    # before.
+    # What cudaHostAlloc gave another library is mapped from a device file.
     if registered or is_of_a_driver(address) is False:
         return MemoryKind.REGISTERED
     return MemoryKind.PINNED
@@ -182,8 +174,8 @@ def _end_of_page(end: int) -> int:
 
 
 def peer_of(index: int) -> int:
-    """The GPU that peer memory is allocated on: the first that this one can copy with directly,
-    else the first other. Raises `Unsupported`: there is one GPU."""
+    """The GPU of peer memory: the first that this one can copy with directly, else the first other.
+    Raises `Unsupported`: there is one GPU."""
     count = int(check(R.cudaGetDeviceCount(), "looking for another GPU"))
     others = [other for other in range(count) if other != index]
     if not others:
@@ -208,7 +200,6 @@ def current_gpu() -> int:
 
 @contextmanager
 def on_gpu(index: int) -> Iterator[None]:
-    """Make another GPU current inside the block."""
     doing = f"making GPU {index} current"
     before = current_gpu()
     check(R.cudaSetDevice(index), doing)
@@ -220,12 +211,13 @@ def on_gpu(index: int) -> Iterator[None]:
 
 @contextmanager
 def peer_access(index: int, allowed: bool) -> Iterator[None]:
-    """Peer access between device `index` and its peer, both ways, on or off inside the block.
-    Raises `Unsupported`: there is one GPU, or the two cannot reach each other."""
+    """As `Device.peer_access`, both ways."""
     peer = peer_of(index)
     if allowed and not _reaches(index, peer):
-        problem = "cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)"
-        raise Unsupported(f"devices {index} and {peer} {problem}")
+        raise Unsupported(
+            f"devices {index} and {peer} cannot reach each other's memory "
+            "(cudaDeviceCanAccessPeer is 0)"
+        )
     changed = []
     try:
         for device, other in ((index, peer), (peer, index)):

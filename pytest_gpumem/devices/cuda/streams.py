@@ -1,9 +1,8 @@
 """Streams, events and graphs of a device, and streams that wait for the host.
 
 To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
-timer. Work queued behind it starts back to back once it is released, so that launch latency is
-not measured (nvbench's blocking kernel). A graph keeps the memory that was allocated during its
-capture (CUDA Programming Guide, stream capture).
+timer (nvbench's blocking kernel). A graph keeps the memory that was allocated during its capture
+(CUDA Programming Guide, stream capture).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -27,7 +26,6 @@ from pytest_gpumem.devices.cuda.context import (
     LEGACY_DEFAULT,
     PER_THREAD_DEFAULT,
     Context,
-    CudaEvent,
     CudaStream,
     check,
     library_errors,
@@ -68,32 +66,25 @@ _CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer
 # Graphs
 
 
+@dataclass(eq=False)
 class CudaGraph:
-    """An executable graph, and the graph that it was made from, whose nodes can be read."""
-
-    __slots__ = ("__weakref__", "executable", "template")
-
-    def __init__(self, executable: Any, template: Any) -> None:
-        self.executable = executable
-        self.template = template
+    executable: Any
+    template: Any  # the graph that it was made from, whose nodes can be read
 
 
 class CudaGraphs:
-    """Captures on a device; knows which stream is being captured."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.capturing: CudaStream | None = None
+        self.capturing: Stream | None = None
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         if self.capturing is not None:  # a graph within a graph would have to be made a node
             raise CannotCapture("it replays a graph")
-        executable = cast(CudaGraph, graph).executable
-        check(R.cudaGraphLaunch(executable, stream.handle), "replaying a graph")
+        check(R.cudaGraphLaunch(graph.executable, stream.handle), "replaying a graph")
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
         windows = []
-        for node in _kernels(cast(CudaGraph, graph).template):
+        for node in _kernels(graph.template):
             result = R.cudaGraphKernelNodeGetAttribute(node, _WINDOW)
             value = check(result, "reading the access-policy window of a graph's kernel")
             windows.append(hints.unpacked(value))
@@ -109,7 +100,7 @@ class CudaGraphs:
             with ExitStack() as pools:
                 kept = pools.enter_context(arrays.private_pools(_relaxed))
                 check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
-                self.capturing = cast(CudaStream, stream)
+                self.capturing = stream
                 body()
                 # Before the allocators are restored: their clean-up must not run inside the
                 # capture.
@@ -152,7 +143,6 @@ def _relaxed() -> Iterator[None]:
 
 
 def _nodes(graph: Any) -> list[tuple[Any, Any]]:
-    """The nodes of a graph, each with its type."""
     _, count = check(R.cudaGraphGetNodes(graph, 0), "reading a graph")
     nodes, _ = check(R.cudaGraphGetNodes(graph, count), "reading a graph")
     return [(node, check(R.cudaGraphNodeGetType(node), "reading a graph")) for node in nodes]
@@ -181,13 +171,11 @@ def _end_capture(handle: int) -> None:
 
 @dataclass(eq=False)
 class CudaHold:
-    """One waiting stream."""
-
     words: Any
     """The slot's words of 4 bytes: written by the host to release; by the kernel to say how it
     ended, and (8 bytes each) how many cycles and nanoseconds it held."""
     slot: int
-    stream: CudaStream
+    stream: Stream
     timeout: float
 
     def release(self) -> None:
@@ -214,8 +202,8 @@ class Holds:
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
 
-    def hold(self, stream: CudaStream, timeout: float) -> CudaHold:
-        """Make `stream` wait. Raises `DeviceError` with all flags in use."""
+    def hold(self, stream: Stream, timeout: float) -> CudaHold:
+        """Make `stream` wait. Raises `DeviceError`: all flags are in use."""
         if not self._free:
             raise DeviceError(f"{_SLOTS} holds wait already: synchronize before asking for more")
         slot = self._free.pop()
@@ -232,11 +220,8 @@ class Holds:
         self._pending.append(hold)
         return hold
 
-    def settle(self, stream: CudaStream | None) -> None:
-        """Give flags back after `stream` (or the device) was synchronized.
-
-        Raises `HoldExpired`.
-        """
+    def settle(self, stream: Stream | None) -> None:
+        """Free the flags after `stream` (or the device) was synchronized. Raises `HoldExpired`."""
         expired = None
         pending, self._pending = self._pending, []
         for hold in pending:
@@ -261,9 +246,6 @@ class Holds:
 
 
 class CudaStreams:
-    """Creates streams and events and waits for them. The hold kernel is compiled at the first
-    `hold`."""
-
     def __init__(
         self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs
     ) -> None:
@@ -296,17 +278,16 @@ class CudaStreams:
         return new_event(self._context)
 
     def record(self, event: Event, stream: Stream) -> None:
-        handle = cast(CudaEvent, event).handle
         if self._graphs.capturing is stream:
             # as an external node, whose time can be read after every replay
-            result = R.cudaEventRecordWithFlags(handle, stream.handle, R.cudaEventRecordExternal)
+            external = R.cudaEventRecordExternal
+            result = R.cudaEventRecordWithFlags(event.handle, stream.handle, external)
             check(result, "recording an event in a graph")
         else:
-            check(R.cudaEventRecord(handle, stream.handle), "recording an event")
+            check(R.cudaEventRecord(event.handle, stream.handle), "recording an event")
 
     def elapsed(self, start: Event, end: Event) -> float:
-        first, last = cast(CudaEvent, start).handle, cast(CudaEvent, end).handle
-        result = R.cudaEventElapsedTime(first, last)
+        result = R.cudaEventElapsedTime(start.handle, end.handle)
         milliseconds = check(result, "reading the time between two events")
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond
         # there is nothing but longer files.
@@ -319,11 +300,10 @@ class CudaStreams:
         else:
             check(R.cudaStreamSynchronize(stream.handle), "waiting for a stream")
         if self._holds is not None:
-            self._holds.settle(cast("CudaStream | None", stream))
+            self._holds.settle(stream)
 
     def end_captures(self) -> int:
-        # The legacy default stream cannot be captured, and asking for it while others are captured
-        # is an error.
+        # To ask for the legacy default stream while others are captured is an error.
         handles = {stream.handle for stream in self._streams}
         handles.update(_handles_of_libraries())
         ended = 0
@@ -345,10 +325,9 @@ class CudaStreams:
     def hold(self, stream: Stream, timeout: float) -> Hold:
         if self._holds is None:
             self._holds = Holds(self._compiler.private(HOLD_SOURCE, HOLD), self._memory)
-        return self._holds.hold(cast(CudaStream, stream), timeout)
+        return self._holds.hold(stream, timeout)
 
     def close(self) -> None:
-        """Release every stream."""
         holds, self._holds = self._holds, None
         if holds is not None:
             holds.release_all()

@@ -29,14 +29,12 @@ host memory without Async in its name."""
 
 @cache
 def call_that_waits(name: str) -> str | None:
-    """Return the name of a call of the driver without its version, or None if it does not wait."""
+    """Return the name of a call without its version, or None if it does not wait."""
     match = _WAITS.fullmatch(name)
     return None if match is None else match[1]
 
 
 class CudaWaits:
-    """Counts the waits of this process by line, while it is started."""
-
     def __init__(self) -> None:
         self._names: list[str] = []  # of the calls that are watched
         self._counts: Counter[tuple[Line, str]] = Counter()

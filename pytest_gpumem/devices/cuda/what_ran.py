@@ -7,16 +7,16 @@ CUpti_ActivityMemset, CUpti_ActivitySynchronization; CUDA Driver API, CUaccessPo
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.cupti import USE_KINDS
-from pytest_gpumem.devices.cuda.graph_nodes import Kernel
 from pytest_gpumem.devices.cuda.hints import PROPERTIES
-from pytest_gpumem.devices.cuda.modules import MODULES, Launch, UnknownModule
+from pytest_gpumem.devices.cuda.modules import MODULES, Kernel, Launch
 from pytest_gpumem.devices.protocol import Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
@@ -43,20 +43,17 @@ _MEMORY = {
 _WINDOW = struct.Struct("<QQfii")
 
 
-class _PlacedStep(NamedTuple):
-    """A step of the pass with its place in the launch."""
-
-    place: tuple[int, int, int]  # number of the call, node of its graph, start
-    step: Step
-
-
 class PassRecords:
-    """Records of one pass. `receive` is called while CUPTI still holds a record's buffer."""
+    """The records of one pass."""
 
-    def __init__(self) -> None:
-        self._steps: list[_PlacedStep] = []
+    def __init__(self, cupti: Any) -> None:
+        self._cupti = cupti
+        self._steps: list[tuple[tuple[int, int, int], Step]] = []
+        """With the number of the call, the node of its graph, and the start."""
 
-    def receive(self, cupti: Any, record: Any) -> None:
+    def receive(self, record: Any) -> None:
+        """Take a record, while CUPTI still holds its buffer."""
+        cupti = self._cupti
         kind = cupti.ActivityKind(int(record.kind)).name
         if kind == "CONCURRENT_KERNEL":
             step = _kernel_step(record)
@@ -83,7 +80,7 @@ class PassRecords:
         # Nodes of parallel branches of a graph begin in any order.
         node = int(getattr(record, "graph_node_id", 0))
         place = int(record.correlation_id), node, int(getattr(record, "start", 0))
-        self._steps.append(_PlacedStep(place, step))
+        self._steps.append((place, step))
 
     def what_ran(self, launches: Sequence[Launch], begin: int, end: int) -> WhatRan:
         """Return the record of the launch.
@@ -94,13 +91,12 @@ class PassRecords:
         """
         ordered = []
         calls: dict[int, list[str]] = {}  # names of the kernels of each call that launches
-        for placed in sorted(self._steps, key=lambda placed: placed.place):
-            number, _, start = placed.place
-            if placed.step.kind is StepKind.SYNCHRONISATION and not begin <= start <= end:
+        for (number, _, start), step in sorted(self._steps, key=operator.itemgetter(0)):
+            if step.kind is StepKind.SYNCHRONISATION and not begin <= start <= end:
                 continue
-            ordered.append(placed.step)
-            if placed.step.kind is StepKind.KERNEL:
-                calls.setdefault(number, []).append(placed.step.name)
+            ordered.append(step)
+            if step.kind is StepKind.KERNEL:
+                calls.setdefault(number, []).append(step.name)
         # The runtime and the driver number a call differently, but both in the order of the calls.
         launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
         launched.sort(key=lambda launch: launch.correlation)
@@ -110,7 +106,7 @@ class PassRecords:
             raise Undelivered(
                 f"CUPTI delivered the kernels of {len(calls)} of {len(launched)} launches"
             )
-        identities = list[_Identity]()
+        identities: list[Any] = []
         for names, launch in zip(calls.values(), launched, strict=True):
             identities += _of_launch(names, launch)
         steps, unknown = list[Step](), list[str]()
@@ -125,12 +121,11 @@ class PassRecords:
         return what_ran(steps, not_watched="; ".join(unknown) or None)
 
 
-_Identity = tuple[str | None, tuple[str, ...] | None, str]
-"""Digest of a kernel's module, its arguments, and why one of them is unknown."""
-
-
-def _of_launch(names: Sequence[str], launch: Launch) -> Iterator[_Identity]:
-    """What tells each kernel of a launch. Kernels of one name run as the graph's nodes follow."""
+def _of_launch(
+    names: Sequence[str], launch: Launch
+) -> Iterator[tuple[str | None, tuple[str, ...] | None, str]]:
+    """The digest of each kernel's module, its arguments, and why one of them is unknown. Kernels of
+    one name run as the graph's nodes follow."""
     nodes: dict[str, list[Kernel]] = {}
     for kernel in launch.kernels or ():
         nodes.setdefault(kernel.name, []).append(kernel)
@@ -142,13 +137,10 @@ def _of_launch(names: Sequence[str], launch: Launch) -> Iterator[_Identity]:
             yield None, None, f"the launch of {name} is not known"
             continue
         kernel = nodes[name].pop(0)
-        try:
-            code = MODULES.digest(kernel, in_graph=launch.graph)
-        except UnknownModule as reason:
-            yield None, kernel.arguments, str(reason)
-            continue
-        unread = "" if kernel.arguments is not None else f"the arguments of {name} cannot be read"
-        yield code, kernel.arguments, unread
+        code, why = MODULES.digest(kernel, in_graph=launch.graph)
+        if kernel.arguments is None and not why:
+            why = f"the arguments of {name} cannot be read"
+        yield code, kernel.arguments, why
 
 
 def _kernel_step(record: Any) -> Step:

@@ -1,5 +1,5 @@
-"""Other libraries: arrays of theirs over our memory, and our stream as their current one. Each is
-imported only in its factory."""
+"""Other libraries: arrays of theirs over our memory, and our stream as their current stream. Each
+is imported only in its factory."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def guest(
     shape: tuple[int, ...],
     like: Any,
 ) -> Any:
-    """Return an array of the library `like` over an allocation.
-
-    `view`: gives the array that it is made of.
+    """Return an array of the library `like` over an allocation, made of that of `view`.
     Raises `Unsupported`: no bridge to that library, or the library cannot take this memory or type.
     """
     name = getattr(like, "__name__", None)
@@ -119,8 +117,8 @@ def guest(
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are
-    imported. Numba, JAX, cuDF and cuda.core have none that could be set:
-    `measuring/target_callable.py` finds where their work goes."""
+    imported. Numba, JAX, cuDF and cuda.core have none that could be set: `measuring.untimed` finds
+    where their work goes."""
     with ExitStack() as stack:
         cupy, torch, warp = sys.modules.get("cupy"), usable_torch(), sys.modules.get("warp")
         if cupy is not None:
@@ -138,7 +136,6 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
 
 
 def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
-    """A stream as CuPy's, which does not free it."""
     if stream.is_legacy_default:
         return cupy.cuda.Stream.null
     if stream.handle == PER_THREAD_DEFAULT:
@@ -148,12 +145,9 @@ def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
 
 @contextmanager
 def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
-    """Have CuPy and PyTorch, where they are in use, allocate from new pools, and yield these.
-
-    They must live as long as what is captured: memory that captured work writes to would go back to
-    the general pool and be handed to others.
-    `relaxed`: allows an allocation of the driver inside the block.
-    """
+    """Have CuPy and PyTorch, where they are in use, allocate from new pools, and yield these: they
+    must live as long as what is captured, whose memory would else be handed to others.
+    `relaxed`: allows an allocation of the driver inside the block."""
     pools: list[Any] = []
     cupy: Any = sys.modules.get("cupy")
     torch = usable_torch()
