@@ -120,7 +120,7 @@ class Row:
     def fails_plainly(self, card: float) -> bool:
         """Return whether a plain session fails, on a card that is slower by a share."""
         limit = self.kernel.log_limit
-        return fails_in_plain_session(self.latency * (1 + card), limit, self.reference)
+        return fails_in_plain_session(math.log(self.latency * (1 + card)), limit, self.reference)
 
     def passes_screen(self, others: Sequence[float], same_code: bool) -> bool:
         """Return whether the screen passes. `others`: the changes of the other rows."""
@@ -160,8 +160,8 @@ def row_of(kernel: Kernel, saved: Layout, day: float, common: Any, random: Rando
     shifts = common + days_of(day, len(common), random)
     days, processes = saved
     logs = kernel.processes(random, days * processes).reshape(days, processes)
-    latencies = kernel.latency * np.exp(logs + shifts[:-1, None])
-    reference = Reference(list(zip(DATES, latencies.tolist(), strict=False)))
+    logs += math.log(kernel.latency) + shifts[:-1, None]
+    reference = Reference(list(zip(DATES, logs.tolist(), strict=False)))
     return Row(kernel, reference, random, float(shifts[-1]))
 
 
@@ -308,7 +308,7 @@ class History:
 
     @staticmethod
     def _reference(saved: Sequence[tuple[int, float, float]]) -> Reference:
-        return Reference([(DATES[day], [math.exp(log)]) for day, _, log in saved])
+        return Reference([(DATES[day], [log]) for day, _, log in saved])
 
 
 def first_red(

@@ -22,8 +22,8 @@ from pytest_gpumem.baselines.acceptances import Acceptances, Figure
 from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
+from pytest_gpumem.judging.regression import corrected_logs
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
@@ -247,22 +247,19 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
     if figure == "memory":
         growth = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
         return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
-    # All latencies at the same launch overhead.
+    saved = list(chain(*reference))
     measured = []
-    for run in chain(*reference, *newest):
+    for run in chain(saved, *newest):
         assert run.measurement is not None
-        measured.append(readings(run.measurement))
-    logs = iter(corrected_logs(measured))
-    before = []
-    for run in chain(*reference):
-        before.append((run.process.utc.date(), [math.exp(log) for log in next(logs)]))
+        measured.append(run.measurement)
+    logs = iter(corrected_logs(measured))  # all at the same launch overhead
+    whole = Reference([(run.process.utc.date(), next(logs)) for run in saved])
     means = []
     for day in newest:
         of_day: list[float] = []
         for _ in day:
             of_day += next(logs)
         means.append(fmean(of_day))
-    whole = Reference(before)
     margin = parse_margin(limits.max_regression or USUAL_LIMIT)
     return gains_restart(whole, means, math.log1p(margin.over(whole.latency)))
 

@@ -11,9 +11,8 @@ from pytest_gpumem.judging import regression
 from pytest_gpumem.judging.finding import basis, check_of
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, judge_footprint
 from pytest_gpumem.judging.judge import conditions, doubts
-from pytest_gpumem.judging.latencies import WIDEST
 from pytest_gpumem.judging.limits import STEPS, absolute, physical
-from pytest_gpumem.judging.regression import NAME
+from pytest_gpumem.judging.regression import NAME, WIDEST
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome

@@ -42,16 +42,15 @@ SUCCESSIVE = 3
 class Reference:
     """The saved processes of a row and an identity: those of its first `DAYS` UTC dates.
 
-    `runs`: the date of each saved run, and the latencies of its processes in seconds.
+    `runs`: the date of each saved run, and the log-latencies of its processes.
     """
 
     def __init__(self, runs: Sequence[tuple[date, Sequence[float]]]) -> None:
         dates = sorted({day for day, _ in runs})[:DAYS]
-        logs = []
-        for day, latencies in runs:
+        logs = list[float]()
+        for day, of_run in runs:
             if day in dates:
-                for latency in latencies:
-                    logs.append(math.log(latency))
+                logs += of_run
         self.slowest = max(logs)
         logs = _without_outlier(logs)
         self.mean = fmean(logs)
@@ -99,9 +98,8 @@ def _without_outlier(logs: list[float]) -> list[float]:
     farthest = max(logs, key=lambda value: abs(value - middle))
     others = list(logs)
     others.remove(farthest)
-    if abs(farthest - fmean(others)) <= OUTLIER * stdev(others):
-        return logs
-    return others
+    outlies = abs(farthest - fmean(others)) > OUTLIER * stdev(others)
+    return others if outlies else logs
 
 
 def screen(
@@ -122,9 +120,9 @@ def screen(
     return Outcome.UNDECIDED
 
 
-def fails_in_plain_session(latency: float, limit: float, reference: Reference) -> bool:
-    """Return whether a row fails at its test's end, without a duet. `latency`: seconds."""
-    return math.log(latency) > reference.slowest + limit + math.log1p(PLAIN)
+def fails_in_plain_session(log_latency: float, limit: float, reference: Reference) -> bool:
+    """Return whether a row fails at its test's end, without a duet."""
+    return log_latency > reference.slowest + limit + math.log1p(PLAIN)
 
 
 def gains_restart(reference: Reference, newest: Sequence[float], limit: float) -> bool:

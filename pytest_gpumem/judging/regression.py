@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from statistics import fmean, median
 
 from pytest_gpumem.judging.finding import Check, basis, change, counted
-from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
 from pytest_gpumem.judging.spread import FARTHEST
 from pytest_gpumem.outcomes import Code, Outcome
@@ -24,8 +24,61 @@ from pytest_gpumem.records.row import Comparison, LimitResult
 from pytest_gpumem.units import format_share, parse_margin
 
 NAME = "max_regression"
+WIDEST = 0.5
+"""Largest part of a latency in doubt, by half its 95 % interval or by overhead; choice."""
 Runs = Sequence[tuple[date, Measurement]]
 """Saved runs of a row, each with its UTC date, oldest first."""
+
+
+# Latencies
+
+
+def corrected_logs(runs: Sequence[Measurement]) -> list[list[float]]:
+    """Return the log-latencies of each run's processes, the first process first.
+
+    They are corrected to the mean launch overhead of all processes, unless an overhead is unknown
+    or a correction exceeds `WIDEST` of a latency.
+    """
+    latencies, overheads = list[float](), list[float | None]()
+    for run in runs:
+        latencies.append(fmean(run.counting))
+        overheads.append(run.overhead)
+        for repeat in run.further:
+            latencies.append(fmean(run.counting_of(repeat.medians)))
+            overheads.append(repeat.overhead)
+    corrected = _corrected(latencies, overheads)
+    logs, begin = [], 0
+    for run in runs:
+        end = begin + 1 + len(run.further)
+        logs.append([math.log(latency) for latency in corrected[begin:end]])
+        begin = end
+    return logs
+
+
+def _corrected(latencies: list[float], overheads: Sequence[float | None]) -> list[float]:
+    known = [overhead for overhead in overheads if overhead is not None]
+    if len(known) < len(latencies):
+        return latencies
+    common = fmean(known)
+    corrected = []
+    for latency, overhead in zip(latencies, known, strict=True):
+        value = latency + common - overhead
+        if value <= (1 - WIDEST) * latency:
+            return latencies
+        corrected.append(value)
+    return corrected
+
+
+def base_latency(measurement: Measurement, delta: float) -> float:
+    """Return seconds: the latency that a row changed from. `delta`: as `Comparison.delta`."""
+    latency = measurement.latency
+    if measurement.further:
+        latency = math.exp(fmean(corrected_logs([measurement])[0]))
+    # A change of 1e-16 and less is -1 as a float.
+    return latency / max(1 + delta, sys.float_info.epsilon)
+
+
+# Against the reference
 
 
 @dataclass(frozen=True)
@@ -34,13 +87,13 @@ class ComparedRun:
 
     measurement: Measurement
     reference: Reference
-    latency: float  # seconds: mean of the run's processes, at the reference's launch overhead
+    log_ratio: float  # mean of the run's log-latencies less the reference's
     same_code: bool  # the run ran the same machine code as every run of the reference
 
     @property
-    def log_ratio(self) -> float:
-        """The logarithm of the latency over the reference's."""
-        return math.log(self.latency) - self.reference.mean
+    def log_latency(self) -> float:
+        """The mean of the run's log-latencies, at the reference's launch overhead."""
+        return self.reference.mean + self.log_ratio
 
     @property
     def comparison(self) -> Comparison:
@@ -73,13 +126,14 @@ def against(comparison: Comparison) -> str:
 
 def against_reference(measurement: Measurement, runs: Runs) -> ComparedRun:
     """Compare a run with the saved runs of its reference, not empty."""
-    logs = corrected_logs([readings(measurement), *(readings(run) for _, run in runs)])
+    saved = [run for _, run in runs]
+    logs = corrected_logs([measurement, *saved])
     dated = []
     for (day, _), of_run in zip(runs, logs[1:], strict=True):
-        dated.append((day, [math.exp(log) for log in of_run]))
-    latency = math.exp(statistics.fmean(logs[0]))
-    same_code = ran_the_same(measurement, *(run for _, run in runs))
-    return ComparedRun(measurement, Reference(dated), latency, same_code)
+        dated.append((day, of_run))
+    reference = Reference(dated)
+    log_ratio = fmean(logs[0]) - reference.mean
+    return ComparedRun(measurement, reference, log_ratio, ran_the_same(measurement, *saved))
 
 
 def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
@@ -97,7 +151,7 @@ def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
 
 def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
     """Return the FAIL of a gross slow-down; None: the session's end judges the row."""
-    if not fails_in_plain_session(run.latency, run.limit(check), run.reference):
+    if not fails_in_plain_session(run.log_latency, run.limit(check), run.reference):
         return None
     why = f"slower than the slowest of them by more than {check.limit} plus 10 %"
     return check.finding(Outcome.FAIL, f"{run.text}: {why}", Code.SLOWER)
@@ -127,8 +181,8 @@ def at_the_sessions_end(
         why = (
             f"{needs}, or more saved processes (--gpumem-save), as a single process shows no noise"
         )
-    elif others and abs(statistics.median(others)) > SHIFT:
-        shift = format_share(math.expm1(statistics.median(others)), sign=True)
+    elif others and abs(median(others)) > SHIFT:
+        shift = format_share(math.expm1(median(others)), sign=True)
         why = f"the other rows changed by {shift}, as on another card: {needs}"
     elif run.log_ratio < -limit:
         why = f"{needs}, as a gain beyond it would hide a later loss"

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import change
-from pytest_gpumem.judging.latencies import base_latency
+from pytest_gpumem.judging.regression import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import StepKind
 from pytest_gpumem.units import (
     format_rate,
@@ -173,7 +173,7 @@ def base_of(row: Row) -> float | None:
     # A damaged file may have a change of -1 or less.
     if row.measurement is None or delta is None or delta <= -1:
         return None
-    return base_latency(row.measurement, Comparison(delta))
+    return base_latency(row.measurement, delta)
 
 
 def exact_figures(row: Row) -> dict[str, int]:

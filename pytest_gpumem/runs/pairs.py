@@ -15,8 +15,8 @@ from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, judge_peaks
 from pytest_gpumem.judging.finding import change, counted, window_text, worst
 from pytest_gpumem.judging.footprint import comparable, judge_footprint
-from pytest_gpumem.judging.latencies import corrected_latencies, readings
 from pytest_gpumem.judging.limits import EXACT, absolute
+from pytest_gpumem.judging.regression import corrected_logs
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -119,8 +119,8 @@ class DuetRow:
         if self.pairs is not None:
             ratios, limit = self.pairs.log_ratios, self.pairs.limit
         # Both are corrected to one launch overhead.
-        was, now = corrected_latencies([*readings(base), *readings(head)])
-        self.pairs = judge_pairs((*ratios, math.log(now / was)), limit)
+        (was,), (now,) = corrected_logs([base, head])
+        self.pairs = judge_pairs((*ratios, now - was), limit)
         if self.pairs.outcome is not None:
             self.decided[TIME] = _of_time(self.pairs)
 

@@ -14,6 +14,7 @@ from pytest_gpumem.outcomes import Outcome
 
 FIRST = date(2026, 11, 1)
 LATENCY = 183e-6
+LOG = math.log(LATENCY)
 LIMIT = math.log1p(0.01)
 
 
@@ -21,8 +22,8 @@ def reference(*days: Sequence[float], latency: float = LATENCY) -> Reference:
     """Return the reference of days in order: of each, the changes of its processes as log-ratios."""
     runs = []
     for number, changes in enumerate(days):
-        latencies = [latency * math.exp(change) for change in changes]
-        runs.append((FIRST + timedelta(days=number), latencies))
+        logs = [math.log(latency) + change for change in changes]
+        runs.append((FIRST + timedelta(days=number), logs))
     return Reference(runs)
 
 
@@ -34,8 +35,8 @@ def even(days: int, processes: int, spread: float = 0.002) -> Reference:
 
 
 def test_the_first_twelve_dates_count() -> None:
-    later = [(FIRST + timedelta(days=20 + day), [9 * LATENCY]) for day in range(3)]
-    first = [(FIRST + timedelta(days=day), [LATENCY, LATENCY]) for day in range(12)]
+    later = [(FIRST + timedelta(days=20 + day), [9 * LOG]) for day in range(3)]
+    first = [(FIRST + timedelta(days=day), [LOG, LOG]) for day in range(12)]
     whole = Reference([*later, *first])
     assert (whole.days, whole.processes, whole.full) == (12, 24, True)
     assert whole.latency == pytest.approx(LATENCY)
@@ -43,7 +44,7 @@ def test_the_first_twelve_dates_count() -> None:
 
 
 def test_runs_of_a_date_are_of_one_day() -> None:
-    same_day = Reference([(FIRST, [LATENCY]), (FIRST, [2 * LATENCY])])
+    same_day = Reference([(FIRST, [LOG]), (FIRST, [LOG + math.log(2)])])
     assert (same_day.days, same_day.processes, same_day.full) == (1, 2, False)
     assert same_day.latency == pytest.approx(math.sqrt(2) * LATENCY)
 
@@ -128,9 +129,8 @@ def test_the_same_code_settles_a_doubt() -> None:
 def test_a_plain_session_fails_ten_percent_beyond_the_limit_over_the_slowest(
     factor: float, fails: bool
 ) -> None:
-    slowest = LATENCY * math.exp(0.02)
     row = reference([0.0, 0.02, 0.01])
-    assert fails_in_plain_session(slowest * factor, LIMIT, row) is fails
+    assert fails_in_plain_session(LOG + 0.02 + math.log(factor), LIMIT, row) is fails
 
 
 def test_three_days_each_faster_by_more_than_the_limit_begin_anew() -> None:

@@ -9,13 +9,12 @@ import pytest
 from msgspec.structs import replace
 from verdicts_alone import judge, on_days
 
-from pytest_gpumem.judging.latencies import (
+from pytest_gpumem.judging.regression import (
+    against_reference,
     base_latency,
-    corrected_latencies,
-    mean_latency,
-    readings,
+    corrected_logs,
+    ran_the_same,
 )
-from pytest_gpumem.judging.regression import against_reference, ran_the_same
 from pytest_gpumem.judging.spread import (
     day_spread,
     placement_spread,
@@ -147,18 +146,17 @@ def test_latencies_are_corrected_to_the_mean_launch_overhead(bench: Any) -> None
     ]
     for overheads, latencies in cases:
         runs = [bench.measurement(100e-6, overhead=overhead) for overhead in overheads]
-        every = [process for run in runs for process in readings(run)]
-        assert corrected_latencies(every) == pytest.approx(latencies), overheads
+        corrected = [math.exp(log) for (log,) in corrected_logs(runs)]
+        assert corrected == pytest.approx(latencies), overheads
 
 
 def test_the_latency_of_a_baseline(bench: Any, endless: DeviceFacts) -> None:
-    runs = [bench.run(100e-6, 1.21), bench.run(110e-6)]
-    assert mean_latency(runs) == pytest.approx(110e-6)
-    assert mean_latency(runs[1:]) == runs[1].latency
+    several = bench.run(100e-6, 1.21)
+    assert base_latency(several, 0.0) == pytest.approx(110e-6)
     now = bench.measurement(220e-6)
     comparison = judge(now, Limits(), endless, [bench.measurement(110e-6)]).comparison
     assert comparison is not None
-    assert base_latency(now, comparison) == pytest.approx(110e-6)
+    assert base_latency(now, comparison.delta) == pytest.approx(110e-6)
 
 
 # The margin of absolute limits
