@@ -30,7 +30,7 @@ QUICK = [f"{SESSIONS}[{seed}]" for seed in (1, 4, 71)] + [f"{GATES}[{seed}]" for
 """The draws that find today's fail-opens. Where they find none, all draws run."""
 
 CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "plugin/outputs.py"
-REPORTED, GATE = "plugin/session.py", "runs/conclusion.py"
+GATE = "runs/conclusion.py"
 FAIL_OPENS = [
     # A discharge
     (CORE, "if ran and expectation.label in labels:", "if ran:"),
@@ -67,11 +67,7 @@ FAIL_OPENS = [
     (CORE, "if omission.status in (LOST, NOT_RUN) and", "if omission.status == LOST and"),
     (CORE, "in missing if not omission.accounted]", "in missing if omission.status == LOST]"),
     (SESSION, "open_ = open_under_strict(gpu.missing)", "open_ = ()"),
-    (
-        REPORTED,
-        "return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code",
-        "return code",
-    ),
+    (SESSION, "        session.exitstatus = pytest.ExitCode.TESTS_FAILED\n", "        pass\n"),
     (
         GATE,
         "    if lost_omissions:\n        causes.append(",

@@ -28,15 +28,10 @@ from pytest_gpumem.plugin.entries import is_pytest_benchmarks
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import WATCHED, GpuSession
-from pytest_gpumem.plugin.workers import Channel, benchmarks_are_off
+from pytest_gpumem.plugin.workers import Workers, benchmarks_are_off
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.settings import (
-    Settings,
-    marker_keywords,
-    of_marker,
-    of_test,
-)
+from pytest_gpumem.settings import Settings, marker_keywords, of_marker, of_test
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
@@ -55,18 +50,14 @@ class CannotAdopt(Exception):
 
 
 def adopts(item: pytest.Item, settings: Settings) -> bool:
-    """True if the GPU is measured where the test calls `benchmark`.
-    Raises `SettingsError`: its marker cannot be used.
-    """
+    """True if the GPU is measured where the test calls `benchmark`. Raises `SettingsError`."""
     if not uses_benchmark(item) or uses(item, BENCHMARK_FIXTURE):
         return False
     return of_test(settings, marker_keywords(marks_of(item))).adopt
 
 
 def rows_of_table(session: GpuSession) -> list[Row]:
-    """Return the rows of this plugin's table.
-    An adopted row whose entry pytest-benchmark shows needs a limit or a reference for it.
-    """
+    """The rows of this plugin's table: adopted ones if they have a limit or a reference."""
     rows = []
     for row in session.rows:
         limited = any(getattr(row.limits, name) is not None for name in LIMITS)
@@ -80,24 +71,22 @@ class AdoptionFeature(Feature):
 
     name = "adoption"
 
-    def __init__(self, session: GpuSession, channel: Channel) -> None:
+    def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session = session
         self._item: pytest.Item | None = None  # the test that runs
         self._called = False  # it has called `benchmark`
-        self._reasons: dict[str, list[str]] = {}
-        """By each reason, the benchmarks that have no GPU figure."""
-        channel.carry("adoption", self._state, self._take)
+        self._reasons: dict[str, list[str]] = {}  # why benchmarks have no GPU figure
+        workers.carry("adoption", self._seen, self._take)
 
-    def _state(self) -> dict[str, Any]:
-        """Return what another process needs that has the results."""
-        adopted, without_gpu = sorted(self._session.adopted), sorted(self._session.without_gpu)
-        return {"adopted": adopted, "without_gpu": without_gpu, "reasons": self._reasons}
+    def _seen(self) -> list[Any]:
+        """What a worker has seen, as plain values."""
+        return [sorted(self._session.adopted), sorted(self._session.without_gpu), self._reasons]
 
-    def _take(self, state: Mapping[str, Any]) -> None:
-        """Take what a worker has seen."""
-        self._session.adopted.update(state["adopted"])
-        self._session.without_gpu.update(state["without_gpu"])
-        for reason, nodeids in state["reasons"].items():
+    def _take(self, seen: list[Any]) -> None:
+        adopted, without_gpu, reasons = seen
+        self._session.adopted.update(adopted)
+        self._session.without_gpu.update(without_gpu)
+        for reason, nodeids in reasons.items():
             self._reasons.setdefault(reason, []).extend(nodeids)
 
     @contextmanager
@@ -129,7 +118,7 @@ class AdoptionFeature(Feature):
             self._name(item, "another plugin, such as CodSpeed, has the fixture")
 
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of pytest-benchmark that is followed by the pass on the GPU."""
+        """A method of pytest-benchmark, followed by the pass on the GPU."""
 
         @functools.wraps(method)
         def call(fixture: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,9 +142,7 @@ class AdoptionFeature(Feature):
         session = self._session
         if session.ranges.tool_attached() or not adopts(item, session.settings):
             return
-        in_use = session.chosen.has_context()
-        if session.facts.simulated:
-            in_use = session.is_open
+        in_use = session.is_open if session.facts.simulated else session.chosen.has_context()
         try:
             if not in_use:
                 raise CannotAdopt
@@ -176,7 +163,6 @@ class AdoptionFeature(Feature):
         self._reasons.setdefault(printable(reason), []).append(item.nodeid)
 
     def _lines(self) -> Iterator[str]:
-        """Return the lines of the summary."""
         session = self._session
         if session.is_part:
             return
@@ -213,8 +199,8 @@ class BenchmarkCall:
 
     def __post_init__(self) -> None:
         self.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
+        # Something comes before or after each call.
         self.restores = self.setup is not None or self.teardown is not None
-        """Something comes before or after each call."""
 
     def prepare(self) -> None:
         """End the last call, and make the arguments of the next."""
@@ -237,7 +223,7 @@ class BenchmarkCall:
 
 
 def call_of(arguments: Mapping[str, Any]) -> BenchmarkCall:
-    """Return what a method of pytest-benchmark is given to call; `arguments` are by name."""
+    """What a method of pytest-benchmark is given to call, from its arguments by name."""
     if "function_to_benchmark" in arguments:
         return BenchmarkCall(
             arguments["function_to_benchmark"], arguments["args"], arguments["kwargs"]
@@ -257,9 +243,7 @@ def call_of(arguments: Mapping[str, Any]) -> BenchmarkCall:
 
 
 def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
-    """Add a measurement of the call to the test.
-    Raises `CannotAdopt`, or what the call raises.
-    """
+    """Add a measurement of the call to the test. Raises `CannotAdopt`, or what the call raises."""
     from pytest_gpumem.measuring.bound import BoundKernel
 
     if benchmarks_are_off(item.config):
@@ -309,7 +293,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
 
 
 def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
-    """Call until two calls in a row run the same work, and return the seconds of that work."""
+    """The seconds of the work of a call, once two calls in a row run the same."""
     device = session.device
 
     def run() -> None:
@@ -355,7 +339,7 @@ def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: boo
 
 
 def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:
-    """Return the bytes that one more call takes, if the memory of the test is not watched."""
+    """The bytes that one more call takes, if the memory of the test is not watched."""
     from pytest_gpumem.plugin.gpu_memory import TROUBLE
 
     if item.stash.get(WATCHED, None) is not None or session.settings.footprint == "off":

@@ -55,10 +55,13 @@ class ExclusiveFeature(Feature):
         try:
             yield
         finally:
-            if nextitem is None or not uses(nextitem, TEST_FIXTURE):
-                self._session.make_room()
-            elif not uses(nextitem, KERNELS_FIXTURE):
-                self._session.make_room(unless_free=PLENTY)
+            session = self._session
+            unless_free = 1.0
+            if nextitem is not None and uses(nextitem, TEST_FIXTURE):
+                unless_free = 0.0 if uses(nextitem, KERNELS_FIXTURE) else PLENTY
+            if unless_free and session.is_open and session.lost_in is None:
+                with suppress(DeviceError):  # a capture is open; the next measurement tries again
+                    session.device.memory.make_room(unless_free=unless_free)
 
     @contextmanager
     def use(self, item: pytest.Item) -> Iterator[None]:

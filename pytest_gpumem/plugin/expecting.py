@@ -8,10 +8,8 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +38,11 @@ from pytest_gpumem.plugin.marks import (
 )
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.plugin.workers import given, is_part
+from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, Omission, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.settings import (
-    BASE_SELECTION,
     SELECTION,
     Settings,
     SettingsError,
@@ -55,7 +52,6 @@ from pytest_gpumem.settings import (
     merge_limits,
 )
 
-IN_BASE = "base"  # what a part is given: what BASE selects
 _OPTIONS = {  # by pytest's function or file that deselects: the option
     "deselect_by_keyword": "-k",
     "deselect_by_mark": "-m",
@@ -74,7 +70,7 @@ class ExpectationFeature(Feature):
 
     name = "expectations"
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session = session
         self._tests: dict[str, ExpectedTest | None] = {}
         """By node id, before any test was deselected; None if nobody relies on the test."""
@@ -85,9 +81,9 @@ class ExpectationFeature(Feature):
         self._selected: set[str] = set()  # node ids that were to run
         self._no_verdict: set[str] = set()
         """Of these, where a session only collects, those that a mark skips or expects to fail."""
+        # The file for what is selected; not of a session that a test starts.
         self._writes = os.environ.pop(SELECTION, None)
-        """The file for what is selected; not of a session that a test starts."""
-        self._in_gate = self._writes is not None or session.in_gate
+        workers.carry("collected", self._seen, self._take)
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
@@ -98,12 +94,14 @@ class ExpectationFeature(Feature):
 
     # What was collected
 
-    def pytest_itemcollected(self, item: pytest.Item) -> None:
-        self._tests[item.nodeid] = _relied_on(item, self._session.settings)
-        file = item.nodeid.partition("::")[0]
-        if self._in_gate and file not in self._files:
-            with suppress(OSError):  # a test of no file
-                self._files[file] = hashlib.sha256(item.path.read_bytes()).hexdigest()
+    def noted(self, items: Iterable[pytest.Item]) -> None:
+        in_gate = self._writes is not None or self._session.in_gate
+        for item in items:
+            self._tests[item.nodeid] = _relied_on(item, self._session.settings)
+            file = item.nodeid.partition("::")[0]
+            if in_gate and file not in self._files:
+                with suppress(OSError):  # a test of no file
+                    self._files[file] = hashlib.sha256(item.path.read_bytes()).hexdigest()
 
     def collected(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
@@ -114,30 +112,29 @@ class ExpectationFeature(Feature):
         self._modules[report.nodeid] = f"{report.nodeid} {report.outcome} ({reason})"
 
     def deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.noted(item for item in items if item.nodeid not in self._tests)
         by = _deselecting()
         for item in items:
             self._left_out[item.nodeid] = by
 
     def selected(self, session: pytest.Session) -> None:
-        self.select(item.nodeid for item in session.items)
-        if session.config.option.collectonly and self._writes is not None:
-            self._no_verdict.update(item.nodeid for item in session.items if _has_no_verdict(item))
+        only_collects = session.config.option.collectonly and self._writes is not None
+        for item in session.items:
+            self._selected.add(item.nodeid)
+            if only_collects and _has_no_verdict(item):
+                self._no_verdict.add(item.nodeid)
 
-    def select(self, nodeids: Iterable[str]) -> None:
-        """Take the tests that are to run, where another process collects them."""
-        self._selected.update(nodeids)
-
-    def seen(self) -> list[Any]:
-        """What this process has collected, as plain values."""
+    def _seen(self) -> list[Any]:
+        """What a worker has collected, as plain values."""
         tests = {nodeid: test and to_plain(test) for nodeid, test in self._tests.items()}
-        return [tests, self._left_out, self._modules, self._files]
+        return [tests, self._left_out, self._modules, self._files, sorted(self._selected)]
 
-    def take(self, seen: list[Any]) -> None:
-        """Take what another process collected for this one; each collects the same."""
-        tests, self._left_out, self._modules, self._files = seen
-        self._tests = {
-            nodeid: test and from_plain(test, ExpectedTest) for nodeid, test in tests.items()
-        }
+    def _take(self, seen: list[Any]) -> None:
+        """Take what a worker has collected; each collects the same."""
+        tests, self._left_out, self._modules, self._files, selected = seen
+        self._selected.update(selected)
+        for nodeid, test in tests.items():
+            self._tests[nodeid] = test and from_plain(test, ExpectedTest)
 
     # What became of it
 
@@ -238,44 +235,6 @@ class ExpectationFeature(Feature):
         if words.ignored(nodeid):
             return Ending("left out", "ignored", words.have("--ignore", "--ignore-glob"))
         return Ending("gone")
-
-
-class BaseOfGate:
-    """What BASE selects, which the gate finds while its screen collects."""
-
-    def __init__(self, known: str | dict[str, Any]) -> None:
-        """`known`: as plain values, or the file that will have them."""
-        self._known = known
-
-    @cached_property
-    def plain(self) -> dict[str, Any]:
-        """As plain values, as soon as they are known. Ends the session if they never will be."""
-        if not isinstance(self._known, str):
-            return self._known
-        file, gate = Path(self._known), os.getppid()
-        while not file.exists():
-            if os.getppid() != gate:
-                pytest.exit("gpumem: the gate has ended", pytest.ExitCode.INTERRUPTED)
-            time.sleep(0.01)
-        plain: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8"))
-        if plain is None:
-            why = "gpumem: the tests of BASE cannot be collected"
-            pytest.exit(why, pytest.ExitCode.INTERRUPTED)
-        return plain
-
-    def selection(self) -> Selection:
-        return from_plain(self.plain, Selection)
-
-    def given(self, is_local: bool) -> object:
-        """For a worker, which may be on another machine."""
-        return self._known if is_local else self.plain
-
-
-def base_of_gate(config: pytest.Config) -> BaseOfGate | None:
-    """What BASE selects, in the screen of a gate and in its workers; None in other sessions, such
-    as one that a test of a gate starts."""
-    known = given(config, IN_BASE) if is_part(config) else os.environ.pop(BASE_SELECTION, None)
-    return None if known is None else BaseOfGate(known)
 
 
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:

@@ -167,8 +167,6 @@ class Experiment:
         self._say(pid=os.getpid(), strict=session.config.getini("gpumem_strict"))
         self._say_reports()
         threading.Thread(target=self._end_with_the_controller, daemon=True).start()
-        if gpumem is not None:
-            gpumem.begin_again()
         if tests is not None:
             items = selected(session.items, tests, session.config.invocation_params.dir)
             # pytest-split divides the tests of fewer files in another way: what it deselects may

@@ -18,6 +18,7 @@ from pytest_gpumem.options import MARKER_KEYWORDS, NEEDS_RESULTS, OPTIONS
 from pytest_gpumem.plugin.marks import (
     MARKER,
     NEEDS_GPUMEM,
+    RUNNING_PLUGIN,
     SESSION_PLUGIN,
     TEST_FIXTURE,
     marks_of,
@@ -112,11 +113,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[IDLE] = idle
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
+@pytest.hookimpl(wrapper=True)
+def pytest_report_header(config: pytest.Config) -> Generator[None, list[object], list[object]]:
+    lines = yield
+    outputs = config.pluginmanager.getplugin("gpumem-outputs")
+    if outputs is not None:
+        return [*outputs.header(lines)]
     idle = config.stash.get(IDLE, [])
-    if not idle:
-        return []
-    return [f"gpumem: off, which leaves {', '.join(idle)} without effect; --gpumem turns it on"]
+    if idle:
+        without = f"which leaves {', '.join(idle)} without effect"
+        lines.append(f"gpumem: off, {without}; --gpumem turns it on")
+    return lines
 
 
 def _settings(config: pytest.Config) -> Settings:
@@ -142,6 +149,9 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
     collected = list(items)
+    running = config.pluginmanager.getplugin(RUNNING_PLUGIN)
+    if running is not None:
+        running.noted(collected)
     result = yield
     # Mistakes in deselected tests are named too, and markers that a conftest adds count.
     _check_markers(config, list(dict.fromkeys([*collected, *items])), items)

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -24,19 +23,17 @@ from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
 from pytest_gpumem.plugin.session import TEST, GpuSession
-from pytest_gpumem.plugin.workers import Channel, given, in_parts, is_part
+from pytest_gpumem.plugin.workers import Workers, given, in_parts
 
 FOLDER = "last_words"  # what a worker is given: the folder of the files of `last_words`
+_HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 _INTERPRETER_SECONDS = 1.0
 """Time after the limit for Python to write the hint; it cannot while C code keeps its lock."""
 
 
-def last_words(folder: str | os.PathLike[str], nodeid: str) -> Path:
+def last_words(folder: str, nodeid: str) -> Path:
     """The file that a worker leaves if a test ends it: stacks, or the last report as JSON."""
     return Path(folder, hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest())
-
-
-_HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 
 
 class IsolationFeature(Feature):
@@ -46,16 +43,15 @@ class IsolationFeature(Feature):
 
     name = "isolation"
 
-    def __init__(self, session: GpuSession, channel: Channel) -> None:
+    def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session = session
         config = session.config
-        self._in_worker = is_part(config)
-        self._folder: str | None = given(config, FOLDER)  # of the files of `last_words`
-        if self._folder is None and in_parts(config):  # the controller, or on another machine
+        self._folder: str = given(config, FOLDER) or ""
+        if not self._folder and in_parts(config):  # the controller, or on another machine
             folder = tempfile.TemporaryDirectory(prefix="gpumem-")
             config.add_cleanup(folder.cleanup)
             self._folder = folder.name
-        channel.give(FOLDER, lambda is_here: self._folder if is_here else None)
+        workers.give(FOLDER, lambda is_here: self._folder if is_here else None)
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
@@ -81,41 +77,37 @@ class IsolationFeature(Feature):
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         # Some schedulers of xdist give the test that ended a worker to the next one.
-        if self._in_worker and self._last_words(item.nodeid).exists():
-            return True
-        return None
+        repeats = self._session.is_part and last_words(self._folder, item.nodeid).exists()
+        return True if repeats else None
+
+    @property
+    def _leaves(self) -> bool:
+        return self._session.is_part and self._session.lost_in is not None
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
         try:
             yield
         finally:
-            if self._in_worker and self._session.lost_in is not None:
+            if self._leaves:
                 with suppress(Exception):  # of what the lost context held
                     item.session._setupstate.teardown_exact(None)
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
-        lost = self._session.lost_in is not None
-        if self._in_worker and lost and report.when == "teardown":
-            self._leave(report)  # before xdist sends it
+        """End the worker before xdist sends the last report of its test, and leave that."""
+        if self._leaves and report.when == "teardown":
+            config = self._session.config
+            data = config.hook.pytest_report_to_serializable(config=config, report=report)
+            words = json.dumps(data, default=str)
+            write_whole(last_words(self._folder, report.nodeid), words)
+            os._exit(pytest.ExitCode.TESTS_FAILED)
         return NOTHING
-
-    def _leave(self, report: pytest.TestReport) -> NoReturn:
-        """End the worker, and leave the last report of its test."""
-        config = self._session.config
-        data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        write_whole(self._last_words(report.nodeid), json.dumps(data, default=str))
-        os._exit(pytest.ExitCode.TESTS_FAILED)
-
-    def _last_words(self, nodeid: str) -> Path:
-        assert self._folder is not None
-        return last_words(self._folder, nodeid)
 
     # In the controller
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        file = self._last_words(crashitem)
+        file = last_words(self._folder, crashitem)
         words = file.read_text(errors="replace") if file.exists() else ""
         if words.startswith("{"):
             config, data = self._session.config, json.loads(words)
@@ -155,8 +147,16 @@ class Deadline:
         """Limit the time of a block. A limit of pytest-timeout on the test holds alone."""
         if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
             yield
-            return
-        if self._folder is None:
+        elif self._folder is not None:
+            file = last_words(self._folder, item.nodeid)
+            with file.open("wb") as stacks:
+                faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)
+                try:
+                    yield
+                finally:
+                    faulthandler.cancel_dump_traceback_later()
+                    file.unlink(missing_ok=True)
+        else:
             self._hint = threading.Timer(seconds, self._end, [item.nodeid, seconds])
             self._hint.daemon = True
             self._hint.start()
@@ -165,17 +165,7 @@ class Deadline:
             try:
                 yield
             finally:
-                self._hint.cancel()
-                faulthandler.cancel_dump_traceback_later()
-            return
-        file = last_words(self._folder, item.nodeid)
-        with file.open("wb") as stacks:
-            faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)
-            try:
-                yield
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-                file.unlink(missing_ok=True)
+                self.pytest_enter_pdb()
 
     def pytest_enter_pdb(self) -> None:
         """Leave a debugged process alone."""

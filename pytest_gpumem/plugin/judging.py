@@ -4,7 +4,7 @@ its end."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from pytest_gpumem.plugin.gpu_memory import WatchedTest, attached, limited
 from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS, TEST, WATCHED, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Difference, LimitResult, Row, key_of
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.details import failure_text
@@ -41,34 +41,31 @@ def judge(item: pytest.Item, session: GpuSession, error: BaseException | None) -
     Raises the failure of the test by its verdict, or by a wrong result that it caught.
     """
     test: GpuTest | None = item.stash.get(TEST, None)
-    skipped = isinstance(error, pytest.skip.Exception)
-    if test is None:
-        rows = [] if skipped else _of_memory(item, session)
-        failed = error is not None
-    else:
-        caught = test.wrong is not None and not test.subtest_failed and (error is None or skipped)
-        if caught:
-            error = WrongResult(f"{test.wrong} (the test caught this error)")
-            skipped = False
+    skip = error if isinstance(error, pytest.skip.Exception) else None
+    caught = None
+    if test is not None:
         test.judged = True
-        rows = _of_measurements(item, test, session, error)
-        failed = test.subtest_failed or (error is not None and not skipped)
+        if test.wrong is not None and not test.subtest_failed and (error is None or skip):
+            caught = error = WrongResult(f"{test.wrong} (the test caught this error)")
+            skip = None
+    rows = _rows(item, test, session, skip)
     strict = session.settings.strict
+    failed = (error is not None and skip is None) or (test is not None and test.subtest_failed)
     failed = failed or any(is_failure(row.verdict, strict) for row in rows)
     rows = [replace(row, failed=failed) for row in rows]
     if test is not None and test.entries is not None:
         if failed and not test.measurements:
-            rows = [unmeasured(item.nodeid, test.range_name, session, error)]
+            rows = [unmeasured(item, session, error)]
         for row in rows:
             if row.measurement is not None:
                 shown = figures(row, session.facts)
                 test.entries.add(row.label, row.measurement.samples, shown, failed=row.failed)
     item.stash[ROWS] = rows
-    if isinstance(error, WrongResult) and caught:
-        raise error
+    if caught is not None:
+        raise caught
     failing = [row for row in rows if is_failure(row.verdict, strict)]
     if failing and error is None:
-        fail_by(item, failing, session)
+        _fail(item, failing, session)
 
 
 def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint) -> None:
@@ -79,83 +76,64 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint)
     rows = item.stash.get(ROWS, [])
     if watched.row_at_end:
         rows = attached(rows, footprint, watched, session.names.unique(item.nodeid))
-    siblings = {row.label: row.measurement for row in rows if row.measurement is not None}
     judged, failing = [], []
     for row in rows:
-        read = watched.trouble is None or limited(row.limits, AT_THE_END)
-        if row.footprint is None or row.label or not read:
-            judged.append(row)
-            continue
-        whole = replace(footprint, further=row.footprint.further)
-        if watched.trouble is not None:  # what was read before stays
-            unread = footprint.not_watched
-            whole = replace(row.footprint, watched=(), not_watched=unread, ended=True)
-        again = replace(row, footprint=whole)
-        if not row.failed:  # what a failure keeps is no finding of its own
-            again = _judged(again, session, siblings)
-            if is_failure(again.verdict, session.settings.strict):
-                again = replace(again, failed=True)
-                failing.append(again)
-        judged.append(again)
+        whole = _whole(row, watched, footprint)
+        if whole is not row and not row.failed:  # what a failure keeps is no finding of its own
+            whole = _judged(whole, session, rows)
+            if is_failure(whole.verdict, session.settings.strict):
+                whole = replace(whole, failed=True)
+                failing.append(whole)
+        judged.append(whole)
     item.stash[ROWS] = judged
     if failing:
-        fail_by(item, failing, session)
+        _fail(item, failing, session)
 
 
-def _of_measurements(
-    item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseException | None
+def _whole(row: Row, watched: WatchedTest, footprint: Footprint) -> Row:
+    """A row with the whole footprint of its test; the same row if it is not about that."""
+    if row.footprint is None or row.label:
+        return row
+    if watched.trouble is None:
+        return replace(row, footprint=replace(footprint, further=row.footprint.further))
+    if not limited(row.limits, AT_THE_END):
+        return row
+    unread = footprint.not_watched  # what was read before stays
+    whole = replace(row.footprint, watched=(), not_watched=unread, ended=True)
+    return replace(row, footprint=whole)
+
+
+def _rows(
+    item: pytest.Item, test: GpuTest | None, session: GpuSession, skip: BaseException | None
 ) -> list[Row]:
-    """Return the rows of a test with their verdicts, in doubt if it skipped after it measured."""
+    """Return the rows of a test at its body's end with their verdicts, in doubt if it skips after
+    it measured. A test without fixtures of ours has some if a limit holds for its body.
+    """
     further = [process.by_key for process in session.further]
+    range_name = session.names.unique(item.nodeid)
     rows = []
-    for measured, limits in test.measurements:
+    for measured, limits in () if test is None else test.measurements:
         label, measurement = measured.label, measured
         if further:
             measurement = merged(measured, key_of(item.nodeid, label), further)
-        row = Row(
-            item.nodeid,
-            limits,
-            OPEN,
-            measurement,
-            label,
-            range_name=test.range_name,
-            extra=dict(test.extra.get(label, {})),
-        )
+        extra = dict(test.extra.get(label, {})) if test is not None else {}
+        row = Row(item.nodeid, limits, OPEN, measurement, label, range_name=range_name, extra=extra)
         rows.append(row)
-    if isinstance(error, pytest.skip.Exception):
-        why = f"the test skipped after this measurement: {error}"
-        skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
-        return [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
-    siblings = {row.label: row.measurement for row in rows if row.measurement is not None}
-    rows = _with_footprints(item, rows, test.range_name, session)
-    return [_judged(row, session, siblings) for row in rows]
-
-
-def _of_memory(item: pytest.Item, session: GpuSession) -> list[Row]:
-    """Return the rows of a test without fixtures of ours, if a limit holds for its body."""
+    if skip is not None:
+        why = f"the test skipped after this measurement: {skip}"
+        doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
+        return [with_verdict(row, [doubt], simulated=session.facts.simulated) for row in rows]
     watched: WatchedTest | None = item.stash.get(WATCHED, None)
-    if watched is None:
-        return []
-    if not watched.limited_in_body:
-        watched.row_at_end = True
-        return []
-    rows = _with_footprints(item, [], session.names.unique(item.nodeid), session)
-    return [_judged(row, session, {}) for row in rows]
+    if watched is not None:
+        if test is None and not watched.limited_in_body:
+            watched.row_at_end = True
+        elif session.lost_in is None:
+            rows = attached(rows, watched.footprint(ended=False), watched, range_name)
+    return [_judged(row, session, rows) for row in rows]
 
 
-def _with_footprints(
-    item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession
-) -> list[Row]:
-    """The rows of a test at the end of its body, with its footprint so far and those of its
-    parts."""
-    watched: WatchedTest | None = item.stash.get(WATCHED, None)
-    if watched is None or session.lost_in is not None:
-        return list(rows)
-    return attached(rows, watched.footprint(ended=False), watched, range_name)
-
-
-def _judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) -> Row:
-    """Return a row with its verdict. `siblings`: measurements of the same test, by label."""
+def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
+    """Return a row with its verdict. `rows`: all of the same test."""
     values: dict[str, str | None] = {}
     for name in relative(row.limits):
         # A limit "base" on a count that somebody accepted is the accepted count.
@@ -166,13 +144,12 @@ def _judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) 
     if values:
         origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
         row = replace(row, limits=replace(row.limits, **values, origin=origin))
+    siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
     strict = session.settings.strict
     return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
 
 
-def unmeasured(
-    nodeid: str, range_name: str, session: GpuSession, error: BaseException | None
-) -> Row:
+def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
     """The row of a test that failed before anything was measured; by a subtest where there is no
     error."""
     cause = "a subtest failed"
@@ -182,10 +159,10 @@ def unmeasured(
         parts += [line.strip() for line in str(error).splitlines() if line.strip()][:1]
         cause = ": ".join(parts) or "no message"
     reason = f"failed before anything was measured: {cause}"
-    row = Row(nodeid, Limits(), OPEN, failed=True, range_name=range_name)
-    return with_verdict(
-        row, [LimitResult("", Outcome.FAIL, None, reason)], simulated=session.facts.simulated
-    )
+    range_name = session.names.unique(item.nodeid)
+    row = Row(item.nodeid, Limits(), OPEN, failed=True, range_name=range_name)
+    failure = LimitResult("", Outcome.FAIL, None, reason)
+    return with_verdict(row, [failure], simulated=session.facts.simulated)
 
 
 # The session's end
@@ -214,15 +191,15 @@ def undecided_fails(session: GpuSession) -> bool:
 # The failure of a test
 
 
-def fail_by(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
+def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
     """Raise the failure of a test by the verdicts of its rows; a further process leaves that to
     the main one.
     """
     if session.is_further:
         return
-    by_key = {row.key: _explained(row, session) for row in failing}
-    item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
-    failure = pytest.fail.Exception(text_of(list(by_key.values()), session), pytrace=False)
+    explained = {row.key: _explained(row, session) for row in failing}
+    item.stash[ROWS] = [explained.get(row.key, row) for row in item.stash[ROWS]]
+    failure = pytest.fail.Exception(text_of(list(explained.values()), session), pytrace=False)
     setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
     raise failure
 
@@ -239,15 +216,14 @@ def _explained(row: Row, session: GpuSession) -> Row:
 
 def text_of(rows: Sequence[Row], session: GpuSession) -> str:
     """The text of a failure by the verdicts of these rows, as wide as the terminal."""
-    width = columns()
-    texts = []
+    width, texts = columns(), []
+    final = ANNOUNCE not in switched_off(os.environ)  # in a gate's screen its duet is to decide
     for row in rows:
-        # A gate's screen is not final, and its duet is about to decide.
-        if ANNOUNCE in switched_off(os.environ):
+        if final:
+            texts.append(failure_text(row, session.facts, width))
+        else:
             verdict = printable(f"{row.verdict.reason} ({row.key})")
             texts.append("\n".join(wrapped(verdict, width, indent="")))
-        else:
-            texts.append(failure_text(row, session.facts, width))
     for row in printable(list(rows)):
         lines: list[str] = []
         for line in why_lines(row):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-SESSION_PLUGIN = "gpumem-session"  # name of a plugin that is registered only with `--gpumem`
+# Names of plugins that are registered only with `--gpumem`.
+SESSION_PLUGIN, RUNNING_PLUGIN = "gpumem-session", "gpumem-running"
 
 NEEDS_GPUMEM = "needs --gpumem"  # why a test that uses our fixtures skips with the plugin off
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from pytest_gpumem.plugin.leftovers import LeftoverFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.results import Results
 from pytest_gpumem.plugin.running import NOTHING, Feature
-from pytest_gpumem.plugin.session import COMPLETE, GpuSession, exit_code
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
-from pytest_gpumem.plugin.workers import Channel, Controller
+from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.quantity import comparison_text
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.row import LOST, UNJUDGED, Omission
@@ -42,6 +42,7 @@ GPU_IDENTITY = (
     "cuda",
 )
 """Facts in pytest-benchmark's `machine_info`: others would make every two runs differ."""
+_FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class OutputFeature(Feature):
@@ -55,18 +56,15 @@ class OutputFeature(Feature):
         expectations: ExpectationFeature,
         verdicts: VerdictFeature,
         leftovers: LeftoverFeature,
-        channel: Channel,
-        workers: Controller | None,
+        workers: Workers,
     ) -> None:
-        """`workers`: None in a worker, which shows nothing and writes no file.
-        Raises `pytest.UsageError`: a file cannot be written.
-        """
+        """Raises `pytest.UsageError`: a file cannot be written."""
         self._session = session
         self._expectations, self._verdicts = expectations, verdicts
-        self._leftovers, self._channel, self._workers = leftovers, channel, workers
-        self._results = None if workers is None else Results(session)
-        self._other_gpu = ""
-        """The GPU of a saved run that pytest-benchmark compares with, if it is another one."""
+        self._leftovers, self._workers = leftovers, workers
+        # A worker shows nothing, and writes no file.
+        self._results = None if session.is_part else Results(session)
+        self._other_gpu = ""  # of a saved run that pytest-benchmark compares with
         self._left_out: set[str] = set()  # names of its entries
         session.config.add_cleanup(self._hush)  # after pytest has put back its hook
 
@@ -86,7 +84,8 @@ class OutputFeature(Feature):
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         if self._results is not None:
-            self._results.reported(report)
+            file, line, _ = report.location
+            self._results.locations[report.nodeid] = file, (line or 0) + 1
         return NOTHING
 
     def selected(self, session: pytest.Session) -> None:
@@ -104,23 +103,37 @@ class OutputFeature(Feature):
     # Around that of pytest-benchmark, which was registered before: no file is written yet.
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        self._finish(session)
-        return (yield)
-
-    def _finish(self, session: pytest.Session) -> None:
-        """Write nothing before the last verdict is known."""
-        gpu, results = self._session, self._results
         self._hush()
         if self._leaves:
             atexit.register(_leave, session)
-        failed = False
-        with _stoppable(session):
+        failed = self._judge_the_end(session)
+        if self._results is None:
+            self._workers.send()
+        else:
+            self._finish(session, self._results, failed=failed)
+        return (yield)
+
+    def _judge_the_end(self, session: pytest.Session) -> bool:
+        """Judge what waits for the end; return whether the session fails by it. An interrupt or an
+        error ends the session, whose results are written all the same.
+        """
+        config = session.config
+        try:
             self._leftovers.end(session)
-            failed = self._verdicts.end()
-        if results is None:
-            self._channel.send()
-            return
-        complete = session.exitstatus in COMPLETE
+            return self._verdicts.end()
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:
+            information = pytest.ExceptionInfo.from_exception(error)
+            config.hook.pytest_keyboard_interrupt(excinfo=information)
+            session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
+        except Exception as error:
+            config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        return False
+
+    def _finish(self, session: pytest.Session, results: Results, *, failed: bool) -> None:
+        """Write nothing before the last verdict is known."""
+        gpu = self._session
+        complete = session.exitstatus in (*_FINE, pytest.ExitCode.TESTS_FAILED)
         self._expectations.write_selection()
         # A profiler forbids verdicts.
         if not session.config.option.collectonly and not gpu.ranges.tool_attached():
@@ -136,10 +149,9 @@ class OutputFeature(Feature):
         strict = gpu.settings.strict
         open_ = open_under_strict(gpu.missing)
         written = results.write(complete=complete)
-        failed = failed or bool(strict and open_) or not written
-        session.exitstatus = exit_code(session.exitstatus, failed=failed)
-        has_no_verdict = bool(gpu.broken) and (strict or gpu.in_gate) and complete
-        if has_no_verdict and not tests_failed:
+        if failed or (strict and open_) or not written:
+            _fail(session)
+        if gpu.broken and (strict or gpu.in_gate) and complete and not tests_failed:
             session.exitstatus = Exit.NO_VERDICT
         benchmarks = getattr(session.config, "_benchmarksession", None)
         if benchmarks is not None:
@@ -148,56 +160,43 @@ class OutputFeature(Feature):
     def _undecided(self, missing: Iterable[Omission]) -> Iterator[Omission]:
         """What was not judged. Where a feature raised by mistake, no test is to blame."""
         broken = ", ".join(self._session.broken)
-        why = f"UNDECIDED: {broken} raised by mistake"
         for omission in missing:
             ran = self._session.rows.end(omission.nodeid) is not None
-            if (
-                broken
-                and (ran or VerdictFeature.name in broken)
-                and omission.status in (LOST, UNJUDGED)
-            ):
+            by_feature = broken and (ran or VerdictFeature.name in broken)
+            if by_feature and omission.status in (LOST, UNJUDGED):
+                why = f"UNDECIDED: {broken} raised by mistake"
                 yield replace(omission, status=UNJUDGED, reason=why)
             else:
                 yield omission
 
     @property
     def _leaves(self) -> bool:
-        """True if the context is lost or destroyed, and the process ends with the session.
-
-        Objects of CuPy may outlive it, whose destructors would crash."""
+        """True if the context is lost or destroyed, and the process ends with the session: objects
+        of CuPy may outlive it, whose destructors would crash."""
         gpu = self._session
         gone = gpu.lost_in is not None or gpu.destroyed
         if not gone or gpu.facts.simulated:
             return False
         program = Path(sys.argv[0])
-        is_pytest = program.stem in ("pytest", "py.test") or (
-            program.parts[-2:] == ("pytest", "__main__.py")
-        )
-        return gpu.is_part or is_pytest
+        is_module = program.parts[-2:] == ("pytest", "__main__.py")
+        return gpu.is_part or is_module or program.stem in ("pytest", "py.test")
 
     def _hush(self) -> None:
-        """Have libraries print no traceback for each piece of lost memory, by Cython's two
-        hooks."""
+        """Have libraries print no traceback for each piece of lost memory, by Cython's hooks."""
         if self._leaves:
             sys.excepthook = sys.unraisablehook = _print_nothing
 
     # The terminal
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_report_header(
-        self, config: pytest.Config
-    ) -> Generator[None, list[object], list[object]]:
+    def header(self, lines: Iterable[object]) -> Iterator[object]:
         """The session's lines in place of pytest-benchmark's, whose defaults hold for no GPU."""
-        lines = yield
         # pytest prints them from the last one on.
-        shown: list[object] = []
-        if self._results is not None and self._workers is not None:
-            shown.append([*self._workers.header(config), *self._results.header()])
+        if self._results is not None:
+            yield [*self._workers.header(), *self._results.header()]
         for line in lines:
-            if str(line).startswith("benchmark: ") and config.get_verbosity() <= 0:
-                continue
-            shown.append(line)
-        return shown
+            is_benchmarks = str(line).startswith("benchmark: ")
+            if not is_benchmarks or self._session.config.get_verbosity() > 0:
+                yield line
 
     # Around pytest-benchmark's table, and pytest's short summary: what to do comes last.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -218,15 +217,6 @@ class OutputFeature(Feature):
     # pytest-benchmark
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        if not len(self._session.rows):
-            return  # no GPU took part in it, as while it is compared before the first test
-        from pytest_gpumem.records.schema import device_to_json
-
-        facts = device_to_json(self._session.facts)
-        machine_info["gpu"] = {name: facts[name] for name in GPU_IDENTITY}
-
-    @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
         names = entries.leave_out(compared_benchmark, self._session.facts.key)
         if names:
@@ -235,10 +225,13 @@ class OutputFeature(Feature):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        from pytest_gpumem.records.schema import document
+        from pytest_gpumem.records.schema import device_to_json, document
         from pytest_gpumem.reporting.exports import figures
 
         session = self._session
+        if len(session.rows) and "machine_info" in output_json:
+            facts = device_to_json(session.facts)
+            output_json["machine_info"]["gpu"] = {name: facts[name] for name in GPU_IDENTITY}
         by_name = {(row.range_name, row.label): row for row in session.rows}
         for entry in output_json.get("benchmarks", ()):  # a project may write its own JSON
             gpumem = entry.get("extra_info", {}).get("gpumem")
@@ -253,13 +246,19 @@ class OutputFeature(Feature):
         )
 
 
+def _fail(session: pytest.Session) -> None:
+    """Have the session end as with failed tests, unless it ends with another error."""
+    if session.exitstatus in _FINE:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def _save(session: pytest.Session, save: Callable[[], None], results: Results) -> None:
     """In place of the method of pytest-benchmark: the summary and other files follow."""
     try:
         save()
     except OSError as error:
         results.cannot_save(error)
-        session.exitstatus = exit_code(session.exitstatus, failed=True)
+        _fail(session)
 
 
 def _print_nothing(*_: object) -> None:
@@ -272,18 +271,3 @@ def _leave(session: pytest.Session) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(int(session.exitstatus))
-
-
-@contextmanager
-def _stoppable(session: pytest.Session) -> Iterator[None]:
-    """Have an interrupt or an error end the session, whose results are written all the same."""
-    config = session.config
-    try:
-        yield
-    except (KeyboardInterrupt, pytest.exit.Exception) as error:
-        information = pytest.ExceptionInfo.from_exception(error)
-        config.hook.pytest_keyboard_interrupt(excinfo=information)
-        session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
-    except Exception as error:
-        config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
-        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

@@ -6,26 +6,35 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.store import BaselineError, devices
+from pytest_gpumem.baselines.store import BaselineError, devices, untrusted
 from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.options import BY_NAME
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import ROW, TEST, Row
 from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.conclusion import (
+    Conclusion,
+    Run,
+    advice,
+    conclusion_lines,
+    failing_text,
+)
+from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.terminal import columns, header, missing_lines
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 from pytest_gpumem.units import format_time
-
-if TYPE_CHECKING:
-    from pytest_gpumem.reporting.conclusion import Run
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # as `reporting.github.VARIABLE`
 
@@ -37,8 +46,7 @@ class Results:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._notes: list[str] = []
-        self._locations: dict[str, tuple[str, int]] = {}
+        self.locations: dict[str, tuple[str, int]] = {}
         """By node id of each reported test: its file, relative to the root folder, and line."""
         self._report: Path | None = None
         if session.settings.report is not None:
@@ -55,15 +63,6 @@ class Results:
         if why is not None:
             raise pytest.UsageError(f"gpumem: {flag}: cannot write {path}: {why}")
         return path
-
-    def reported(self, report: pytest.TestReport) -> None:
-        """Remember where a test is defined."""
-        file, line, _ = report.location
-        self._locations[report.nodeid] = file, (line or 0) + 1
-
-    def note(self, line: str) -> None:
-        """Add a line to the summary, below the rows."""
-        self._notes.append(line)
 
     # The header
 
@@ -83,13 +82,12 @@ class Results:
 
     def _baseline(self) -> str:
         baseline, folder = self._session.baseline, self._session.config.invocation_params.dir
-        store = self._session.store
-        shown = store.place
-        if shown.is_relative_to(folder):
-            shown = shown.relative_to(folder)
+        place = shown = self._session.store.place
+        if place.is_relative_to(folder):
+            shown = place.relative_to(folder)
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason.
-            why = baseline.note if devices(store.place) else f"none in {shown}"
+            why = baseline.note if devices(place) else f"none in {shown}"
             saves = self._session.settings.save
             return why if saves else f"{why}; --gpumem-save makes a baseline"
         line = f"{counted(baseline.processes, 'process')} in {shown}"
@@ -103,13 +101,13 @@ class Results:
     # The end
 
     def write(self, *, complete: bool) -> bool:
-        """Save what is to be saved, write the files, and note it for the summary; False if
-        something cannot be written. `complete`: the session ran all that it was asked for.
+        """Save what is to be saved, and write the files; False if something cannot be written.
+        `complete`: the session ran all that it was asked for.
         """
         gpu = self._session
-        self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
+        anything = bool(len(gpu.rows) or gpu.missing)
         written = True
-        if len(gpu.rows) or gpu.missing:
+        if anything:
             try:
                 path = entries.write_json(gpu.config)
             except OSError as error:
@@ -117,45 +115,46 @@ class Results:
                 written = False
             else:
                 if path is not None:
-                    self.note(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
+                    statistics = "pytest-benchmark's own statistics are off or empty"
+                    gpu.remark(f"wrote {path} ({statistics})")
         if gpu.settings.save:
-            from pytest_gpumem.plugin.conclusion import save
-
             try:
-                for line in save(gpu, complete=complete):
-                    self.note(f"--gpumem-save: {line}")
+                for line in _save(gpu, complete=complete):
+                    gpu.remark(f"--gpumem-save: {line}")
             except BaselineError as error:
-                self.note(f"--gpumem-save: {error}")
+                gpu.remark(f"--gpumem-save: {error}")
                 written = False
         if gpu.config.option.collectonly:
             return written
         if self._report is not None:
             written = self._write_report(self._report) and written
-        if os.environ.get(SUMMARY) and (len(gpu.rows) or gpu.missing) and self._announces:
+        if os.environ.get(SUMMARY) and anything and self._announces:
             from pytest_gpumem.reporting import github, markdown
 
             failed = github.summarise(markdown.page(self._run()), os.environ)
             if failed is not None:
-                self.note(failed)
+                gpu.remark(failed)
         return written
 
     def cannot_save(self, error: OSError) -> None:
         """Note that pytest-benchmark's results cannot be saved, as with a full disk."""
-        self.note(f"pytest-benchmark cannot save its results: {error.strerror or error}")
+        why = error.strerror or error
+        self._session.remark(f"pytest-benchmark cannot save its results: {why}")
 
     def _write_report(self, path: Path) -> bool:
-        if not len(self._session.rows):
-            self.note(f"--gpumem-report: nothing was measured, so {path} is not written")
+        gpu = self._session
+        if not len(gpu.rows):
+            gpu.remark(f"--gpumem-report: nothing was measured, so {path} is not written")
             return True
         from pytest_gpumem.reporting import html
 
         try:
             write_whole(path, html.page(self._run()))
         except OSError as error:
-            self.note(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
+            gpu.remark(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
             return False
         if ANNOUNCE not in switched_off(os.environ):  # a gate names its files
-            self.note(f"--gpumem-report: wrote {path}")
+            gpu.remark(f"--gpumem-report: wrote {path}")
         return True
 
     @property
@@ -166,9 +165,6 @@ class Results:
         return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
 
     def _run(self) -> Run:
-        from pytest_gpumem.plugin.conclusion import conclusion_of
-        from pytest_gpumem.reporting.conclusion import Run
-
         gpu = self._session
         return Run(
             rows=list(gpu.rows),
@@ -178,7 +174,7 @@ class Results:
             revision=entries.revision(gpu.config),
             past={row.key: gpu.baseline.past(row) for row in gpu.rows},
             remarks=missing_lines(gpu.missing),
-            conclusion=conclusion_of(gpu),
+            conclusion=_conclusion(gpu),
         )
 
     # The summary
@@ -198,12 +194,10 @@ class Results:
         if ledger is not None and ledger.spent:  # workers keep accounts
             spent, total = format_time(ledger.spent), format_time(ledger.total)
             lines.append(f"budget: {spent} of {total} spent on measuring")
-        lines += self._notes  # not wrapped: some end with a command to copy
+        # Not wrapped: some end with a command to copy.
+        lines += [*missing_lines(session.missing), *session.remarks]
         if self._announces and (len(session.rows) or session.missing):
-            from pytest_gpumem.plugin.conclusion import conclusion_of
-            from pytest_gpumem.reporting.conclusion import conclusion_lines
-
-            conclusion = conclusion_of(session)
+            conclusion = _conclusion(session)
             if conclusion is not None:
                 lines += conclusion_lines(conclusion, columns())
         if lines:
@@ -216,13 +210,13 @@ class Results:
             from pytest_gpumem.reporting import github
 
             places = {}
-            for nodeid, (file, number) in self._locations.items():
+            for nodeid, (file, number) in self.locations.items():
                 places[nodeid] = github.place_of(session.config.rootpath, file, number)
             writer.ensure_newline()
             for line in github.workflow_commands(session.rows, places):
                 writer.write_line(line)
 
-    def _table(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> Iterator[str]:
+    def _table(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> list[str]:
         """The table; with -v all rows and their notes."""
         from pytest_gpumem.reporting.table import table
 
@@ -236,7 +230,7 @@ class Results:
             saved=session.settings.save or session.in_gate,
             memory=session.settings.footprint == "on",
         )
-        yield from drawn.splitlines()
+        return drawn.splitlines()
 
 
 def _newest_revision(baseline: Baseline) -> str | None:
@@ -250,3 +244,81 @@ def _newest_revision(baseline: Baseline) -> str | None:
         return None
     commit, dash, dirty = newest.revision.partition("-")
     return f"{commit[:10]}{dash}{dirty}"
+
+
+def _conclusion(session: GpuSession) -> Conclusion | None:
+    """The conclusion of a session that fails by its verdicts; None of any other."""
+    strict = session.settings.strict
+    failing = []
+    for row in session.rows:
+        if row.measured_something and is_failure(row.verdict, strict):
+            failing.append(row)
+    causes = []
+    if failing:
+        causes.append(failing_text(failing, rows_of_table(session)))
+    unjudged = open_under_strict(session.missing) if strict else []
+    if unjudged:
+        of_limits = not any(omission.what in (ROW, TEST) for omission in unjudged)
+        thing = "limit" if of_limits else "measurement"
+        causes.append(f"{counted(len(unjudged), thing)} not judged (--gpumem-strict)")
+    if not causes:
+        return None
+    steps: list[tuple[str, str]] = []
+    failing = worst_first(failing)
+    if failing:
+        acceptable, limits = [], list[str]()
+        for row in failing:
+            limits += absolute_limits(row)
+            if any(changes_of(row)):
+                acceptable.append(row)
+        accept = [command(row) for row in acceptable[:1]]
+        steps = advice(_again(failing[0], session), accept, option=False, limits=limits)
+    code = Exit.NO_VERDICT if session.broken and not failing else Exit.FAILED
+    return Conclusion(code, causes, failing, session.missing, advice=steps)
+
+
+def _again(row: Row, session: GpuSession) -> list[str]:
+    """The command that measures a row again."""
+    config = session.config
+    words = ["pytest"]
+    for word in config.invocation_params.args:
+        if word not in (*config.option.file_or_dir, BY_NAME["save"].flag):
+            words.append(str(word))
+    return [*words, row.nodeid]
+
+
+def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
+    """Save the rows of a session; yield lines about what is stored and what is not.
+    `complete`: as of `Results.write`. Raises `BaselineError`: the run cannot be stored.
+    """
+    if not complete:
+        yield "the session was interrupted, nothing is stored"
+        return
+    # Of tests that failed before they measured anything, pytest reports the failure.
+    rows = [row for row in session.rows if row.measured_something]
+    if not rows:
+        yield "nothing was measured, nothing is stored"
+        return
+    fork = untrusted(os.environ)
+    if fork is not None:
+        yield f"nothing is stored of code that is not ours: {fork}"
+        return
+    revision = entries.revision(session.config)
+    saved = session.store.save(rows, revision, session.settings.mode, session.baseline)
+    if saved.path is not None:
+        stored = f"{saved.accepted} of {counted(len(rows), 'row')}"
+        yield f"{stored} stored in {session.store.place}"
+    elif saved.refused:
+        yield "no row is stored"
+    else:
+        full = counted(saved.full, "row")
+        yield f"nothing is stored: the reference of {full} is full, and nothing became faster"
+    changed = []
+    for row, why in saved.refused:
+        yield f"refused {row.key}: {why}"
+        # The session's last lines have the command for rows that fail.
+        if any(changes_of(row)) and not is_failure(row.verdict, session.settings.strict):
+            changed.append(row)
+    if changed:
+        more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
+        yield f"to accept a change on purpose: {command(changed[0])}{more}"

@@ -34,7 +34,8 @@ class Feature:
 
     - `judge(item, error)`: after the body; `error` ended it early
     - `report(item, call, report)`: after each report of a phase or of a subtest
-    - `collected(report)`, `deselected(items)`, `selected(session)`: of the collection
+    - `noted(items)`, `collected(report)`, `deselected(items)`, `selected(session)`: of the
+      collection
 
     pytest's outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test.
     Any other error is a mistake of the feature. It changes no test: the feature is named in
@@ -206,6 +207,10 @@ class RunningHooks:
         return (yield from self._around("logged", None, report))
 
     # The session
+
+    def noted(self, items: Sequence[pytest.Item]) -> None:
+        """Take the tests before any is deselected."""
+        self._each("noted", items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._each("collected", report)

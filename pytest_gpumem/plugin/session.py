@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,13 @@ from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.marks import marks_of
-from pytest_gpumem.plugin.workers import is_part
+from pytest_gpumem.plugin.workers import is_part, plain_base
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import DID_NOT_RUN, LimitResult, Omission, Row, key_of
+from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.settings import (
     EVIDENCE,
     EXPERIMENT,
@@ -54,27 +55,16 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.processes import ProcessRecord
 
 
-PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
-"""How a test ends. The rows of a passed test alone may enter a baseline."""
 BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
 """Attribute of a failed report, and of the exception that it is of: the verdicts of the test's rows
 fail it, not an assertion or an error.
 
 Of an exception it is the line of pytest's short summary, which begins with the figure.
 """
-
-COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-"""How a session ends that collected all it was to collect, and ran it."""
 ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of a report that carries the rows, samples included, to the process that has them: from
-a worker or a forked child."""
-
-
-def exit_code(code: int, *, failed: bool) -> int:
-    """The exit code of a session that ends with `code`: that of failed tests if it failed, unless
-    it ends with another error."""
-    fine = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code
+"""Attribute of a report that carries the rows of its test, samples included, as plain values: a
+worker or a forked child sends it to the process that has the results."""
+FORKED = "not read: the test forked"
 
 
 class GpuSession:
@@ -89,11 +79,11 @@ class GpuSession:
         baseline: Baseline,
         merged: Acceptances,
         added: Acceptances,
-        base: Callable[[], Selection] | None = None,
+        base: str | dict[str, Any] | None = None,
     ) -> None:
         """`merged`: accepted changes that count: in the screen of a gate those that BASE has too.
         `added`: in the screen of a gate that counts them, those that the change adds.
-        `base`: in the screen of a gate, waits for what BASE selects.
+        `base`: in the screen of a gate, what BASE selects, or the file that will have it.
         """
         self.config, self.settings = config, settings
         self.chosen = chosen
@@ -101,7 +91,6 @@ class GpuSession:
         self.merged, self.added = merged, added
         self._base = base
         self.is_part = is_part(config)  # another process has the results
-        self._pid = os.getpid()
         self.ranges = Ranges()
         self.forks = 0
         """Forks of this process before it has a context, by which later children cannot use the
@@ -119,8 +108,7 @@ class GpuSession:
         self.rows = Rows()
         self.missing: list[Omission] = []  # what was to be judged, and was not
         self.remarks: list[str] = []  # lines for the summary
-        self.broken: dict[str, str] = {}
-        """By each feature that raised by mistake: the first error."""
+        self.broken: dict[str, str] = {}  # by feature that raised by mistake: the first error
         self.adopted: set[str] = set()
         """Node ids of benchmarks whose GPU figures pytest-benchmark's table shows."""
         self.without_gpu: set[str] = set()  # node ids of benchmarks that use no GPU
@@ -137,11 +125,6 @@ class GpuSession:
         self.remarks.extend(lines)
 
     @property
-    def reports_elsewhere(self) -> bool:
-        """True in a worker and in a forked child: another process has the rows."""
-        return self.is_part or os.getpid() != self._pid
-
-    @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
         return self.watches_streams and EVIDENCE not in switched_off(os.environ)
@@ -150,10 +133,6 @@ class GpuSession:
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own."""
         return not self.ranges.tool_attached()
-
-    def begin_again(self) -> None:
-        """Begin in a process that was forked after collection, to measure."""
-        self._pid = os.getpid()
 
     # Limits
 
@@ -170,33 +149,25 @@ class GpuSession:
     @cached_property
     def base(self) -> Selection | None:
         """What BASE selects, once it is known; None outside of a gate."""
-        return None if self._base is None else self._base()
+        return None if self._base is None else from_plain(plain_base(self._base), Selection)
 
     def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
-        """The limits of a test, or in a gate those of BASE where they demand more.
-        `names`: the limits that apply.
+        """The limits of a test, of these names, or in a gate those of BASE where they demand more.
         Raises `SettingsError`: a keyword of the marker that cannot be used.
         """
         marker = marker_limits(marker_keywords(marks_of(item)))
-        return self.binding_limits(
-            item.nodeid, merge_limits(None, marker, self.settings, names), names
-        )
+        limits = merge_limits(None, marker, self.settings, names)
+        return self.binding_limits(item.nodeid, limits, names)
 
     def binding_limits(
         self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)
     ) -> Limits:
-        """The limits of a test with these `limits`. `names`: those that apply."""
+        """As `limits`, of a test that has these `limits`."""
         test = None if self.base is None else self.base.tests.get(nodeid)
         if test is None:
             return limits
-        key = key_of(nodeid, "")
-        return stricter_limits(
-            limits,
-            test.limits,
-            names,
-            self.base_name,
-            lambda limit, value: self.added.allows(key, limit, value),
-        )
+        accepted = partial(self.added.allows, key_of(nodeid, ""))
+        return stricter_limits(limits, test.limits, names, self.base_name, accepted)
 
     # The device
 
@@ -239,29 +210,18 @@ class GpuSession:
 
         return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
 
-    def make_room(self, *, unless_free: float = 1.0) -> None:
-        """Give back the memory that is kept for the next measurement of a kernel of the catalogue.
-        `unless_free`: share of the device's memory that, if it is free, lets the kept memory stay.
-        """
-        if self._device is not None and self.lost_in is None:
-            with suppress(DeviceError):  # a capture is open; the next measurement tries again
-                self._device.memory.make_room(unless_free=unless_free)
-
     def wait(self, item: pytest.Item) -> None:
         """Wait for all work of a test whose body or teardown has ended.
         Raises `ContextLost`: the context is lost, and no earlier test lost it.
         Raises `DeviceError`: the device cannot be waited for.
         """
-        device = self._device
+        device, test = self._device, printable(item.nodeid)
         if device is None or self.lost_in is not None:
             return
         try:
             reason = device.gone()
             if reason is not None:
-                self.remark(
-                    f"after {printable(item.nodeid)}, {reason}; the next test that measures opens "
-                    "it again"
-                )
+                self.remark(f"after {test}, {reason}; the next test that measures opens it again")
                 self.close()
                 return
             device.streams.synchronize()
@@ -274,8 +234,8 @@ class GpuSession:
             if not device.streams.end_captures():
                 raise
             self.remark(
-                f"{printable(item.nodeid)} left the capture of a stream open, which was ended: "
-                "later tests would fail by it"
+                f"{test} left the capture of a stream open, which was ended: later tests would "
+                "fail by it"
             )
             with suppress(HoldExpired):
                 device.streams.synchronize()
@@ -326,6 +286,13 @@ class GpuSession:
                 device.close()
 
 
+def _count_fork(reference: weakref.ref[GpuSession]) -> None:
+    session = reference()
+    if session is None or session.facts.simulated or session.chosen.has_context():
+        return
+    session.forks += 1
+
+
 class Rows:
     """The rows in the order in which their tests ended. The rows of a test's last run replace those
     of its earlier runs.
@@ -337,8 +304,8 @@ class Rows:
     def __init__(self) -> None:
         # By node id.
         self._rows: dict[str, tuple[Row, ...]] = {}
-        self._ends: dict[str, str] = {}
-        self._skips: dict[str, str] = {}
+        self._ends: dict[str, str] = {}  # as `judging.expectations.How`
+        self._skips: dict[str, str] = {}  # reasons
         self._errors: set[str] = set()
 
     def add(self, nodeid: str, rows: Iterable[Row]) -> None:
@@ -356,32 +323,38 @@ class Rows:
         """The rows of a test, as they were judged."""
         return self._rows.get(nodeid, ())
 
-    def reported(self, nodeid: str) -> list[Row]:
+    def reported(self, nodeid: str) -> Iterator[Row]:
         """The rows of a test, as all its reports so far make them."""
-        rows = []
-        for row in self.of(nodeid):
-            rows.append(_reported(row, self._ends.get(nodeid)))
-        if nodeid in self._errors:
-            rows = [replace(row, test_error=True) for row in rows]
-        return rows
+        end = self._ends.get(nodeid, "failed")
+        for judged in self.of(nodeid):
+            row = judged
+            if end == "failed":
+                row = replace(row, failed=True)
+            elif end != "passed":
+                row = replace(_without_verdict(row, end), failed=False)
+            if nodeid in self._errors:
+                row = replace(row, test_error=True)
+            yield row
 
     def report(self, report: pytest.TestReport) -> None:
         """Take a report of a test: of a phase, a subtest, or a worker's crash."""
-        test = report.nodeid
+        test, expected_to_fail = report.nodeid, hasattr(report, "wasxfail")
         if report.when == "setup":
             # The first report of a run of the test, which may be a rerun.
             self._ends.pop(test, None)
             self._errors.discard(test)
         if report.failed:
-            self._ends[test] = FAILED
+            self._ends[test] = "failed"
             if not getattr(report, BY_LIMITS_ATTRIBUTE, False):
                 self._errors.add(test)
+        elif self._ends.get(test) == "failed":
             return
-        end = _end(report)
-        if end is not None and self._ends.get(test) != FAILED:
-            self._ends[test] = end
-            if end == SKIPPED and isinstance(report.longrepr, tuple):
+        elif report.skipped:
+            self._ends[test] = "xfailed" if expected_to_fail else "skipped"
+            if not expected_to_fail and isinstance(report.longrepr, tuple):
                 self._skips[test] = report.longrepr[2]
+        elif report.when == "call" and report.passed:
+            self._ends[test] = "xpassed" if expected_to_fail else "passed"
 
     def end(self, nodeid: str) -> str | None:
         """How a test ended; None while it was not reported."""
@@ -390,7 +363,7 @@ class Rows:
     def explain(self, nodeid: str) -> str:
         """How a test ended, with the reason of a skip: "skipped (no torch)"."""
         end, reason = self._ends[nodeid], self._skips.get(nodeid, "").removeprefix("Skipped: ")
-        return f"{end} ({reason})" if end == SKIPPED and reason else end
+        return f"{end} ({reason})" if end == "skipped" and reason else end
 
     def __iter__(self) -> Iterator[Row]:
         for nodeid in tuple(self._rows):
@@ -400,45 +373,20 @@ class Rows:
         return sum(len(rows) for rows in self._rows.values())
 
 
-def _end(report: pytest.TestReport) -> str | None:
-    """The outcome of a test by a report that is no failure; None if its phase decides nothing."""
-    if report.skipped:
-        return XFAILED if hasattr(report, "wasxfail") else SKIPPED
-    if report.when != "call" or not report.passed:
-        return None
-    return XPASSED if hasattr(report, "wasxfail") else PASSED
-
-
-def _reported(row: Row, end: str | None) -> Row:
-    if end == PASSED:
+def _without_verdict(row: Row, end: str) -> Row:
+    """A row of a test that ended so after the measurement, in doubt."""
+    if row.verdict.code is Code.CONDITIONS:
         return row
-    if end in (None, FAILED):
-        return replace(row, failed=True)
-    if row.verdict.code is not Code.CONDITIONS:
-        reason = f"the test {end} after this measurement"
-        if row.verdict.outcome is Outcome.FAIL:
-            reason += f" (FAIL: {row.verdict.reason})"
-        row = with_verdict(row, [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason)])
-    return replace(row, failed=False)
+    reason = f"the test {end} after this measurement"
+    if row.verdict.outcome is Outcome.FAIL:
+        reason += f" (FAIL: {row.verdict.reason})"
+    return with_verdict(row, [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason)])
 
-
-def _count_fork(reference: weakref.ref[GpuSession]) -> None:
-    session = reference()
-    if session is None or session.facts.simulated or session.chosen.has_context():
-        return
-    session.forks += 1
-
-
-FORKED = "not read: the test forked"
 
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
 """On `config.stash`; absent while the plugin is off."""
-
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
-"""On `item.stash`: the test's rows, once it was judged."""
-
-TEST: pytest.StashKey[Any] = pytest.StashKey()
-"""On `item.stash`: the `GpuTest`, once a fixture of ours was set up."""
-
+# On `item.stash`:
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()  # the test's rows, once it was judged
+TEST: pytest.StashKey[Any] = pytest.StashKey()  # the `GpuTest`, once a fixture of ours was set up
 WATCHED: pytest.StashKey[Any] = pytest.StashKey()
-"""On `item.stash`: the `WatchedTest`, while memory or waits of the test are read."""
+"""The `WatchedTest`, while memory or waits of the test are read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,23 +16,25 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.exclusive import ExclusiveFeature, LockUnusable, lock_file
-from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
+from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
 from pytest_gpumem.plugin.isolation import Deadline, IsolationFeature
 from pytest_gpumem.plugin.leftovers import LeftoverFeature
-from pytest_gpumem.plugin.marks import SESSION_PLUGIN
+from pytest_gpumem.plugin.marks import RUNNING_PLUGIN, SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
 from pytest_gpumem.plugin.running import RunningHooks
 from pytest_gpumem.plugin.session import SESSION, GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import (
+    BASE,
     VISIBLE,
-    Channel,
-    Controller,
+    Workers,
+    base_of_gate,
     baseline_of_session,
     check_worker,
     is_part,
     own_in_turn,
+    plain_base,
     prepare,
     settings_of_session,
 )
@@ -59,36 +62,30 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError(f"gpumem: {error}") from None
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
-    config.pluginmanager.register(Deadline(config), "gpumem-deadline")
-    channel = Channel(config)
+    workers = Workers(config, settings, chosen, place)
     if of_base is not None:
-        channel.give(IN_BASE, of_base.given)
-    channel.carry("broken", lambda: session.broken, session.broken.update)
-
-    expectations = ExpectationFeature(session)
-    channel.carry("collected", expectations.seen, expectations.take)
-    channel.collect(expectations.select)
+        workers.give(BASE, lambda is_here: of_base if is_here else plain_base(of_base))
+    workers.carry("broken", lambda: session.broken, session.broken.update)
+    expectations = ExpectationFeature(session, workers)
     verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)
-    workers = None
-    if not session.is_part:
-        workers = Controller(settings, chosen, place, channel)
-        config.pluginmanager.register(workers)
     features = [  # in the order in which they enter a phase
         expectations,
         verdicts,
         ExclusiveFeature(session),
-        IsolationFeature(session, channel),
+        IsolationFeature(session, workers),
         FootprintFeature(session),
         leftovers,
-        AdoptionFeature(session, channel),
+        AdoptionFeature(session, workers),
         WaitFeature(session),
-        OutputFeature(session, expectations, verdicts, leftovers, channel, workers),
+        OutputFeature(session, expectations, verdicts, leftovers, workers),
     ]
-    config.pluginmanager.register(session, SESSION_PLUGIN)
-    config.pluginmanager.register(RunningHooks(features, session.broken))
-    config.pluginmanager.register(channel)
+    plugins = config.pluginmanager
+    plugins.register(session, SESSION_PLUGIN)
+    plugins.register(RunningHooks(features, session.broken), RUNNING_PLUGIN)
+    plugins.register(Deadline(config), "gpumem-deadline")
+    plugins.register(workers)
     for feature in features:
-        config.pluginmanager.register(feature, f"gpumem-{feature.name}")
+        plugins.register(feature, f"gpumem-{feature.name}")
 
 
 def _check_plugins(config: pytest.Config) -> None:
@@ -184,7 +181,7 @@ def _session(
     settings: Settings,
     place: Path,
     chosen: DeviceChoice,
-    of_base: BaseOfGate | None,
+    of_base: str | dict[str, Any] | None,
 ) -> GpuSession:
     """A session with its baseline. Raises `UserError` or `RevisionError`: it cannot be used."""
     store = Store(place, chosen.facts)
@@ -203,5 +200,4 @@ def _session(
         why = store.unwritable()
         if why is not None:
             raise UserError(f"{settings.origins['save']}: {why}")
-    selection = None if of_base is None else of_base.selection
-    return GpuSession(config, settings, chosen, store, baseline, merged, added, selection)
+    return GpuSession(config, settings, chosen, store, baseline, merged, added, of_base)

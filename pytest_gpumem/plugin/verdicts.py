@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
     from pytest_gpumem.plugin.repeating import Repeats
 
-ATTEMPT: pytest.StashKey[int] = pytest.StashKey()
-"""On `item.stash`: the number of the attempt, where another plugin runs the test again."""
-FAILED_BEFORE: pytest.StashKey[dict[str, Row]] = pytest.StashKey()
-"""On `item.stash`: by `Row.key`, the first row of an earlier attempt whose verdict is FAIL. That is
-no flaw which the next attempt may clear: its error rate is that of one verdict."""
+ATTEMPTS: pytest.StashKey[list[list[Row]]] = pytest.StashKey()
+"""On `item.stash`: the rows of its earlier attempts, where another plugin runs the test again. A
+verdict FAIL is no flaw which the next attempt may clear: its error rate is that of one verdict."""
 
 
 class VerdictFeature(Feature):
@@ -71,6 +69,7 @@ class VerdictFeature(Feature):
         rows = getattr(report, ROWS_ATTRIBUTE, None)
         if rows is not None and not gpu.is_part:
             gpu.rows.add(report.nodeid, [row_from_json(row) for row in rows])
+            delattr(report, ROWS_ATTRIBUTE)
         gpu.rows.report(report)
         if report.when in ("call", "teardown") and gpu.rows.of(report.nodeid):
             self._set_properties(report)
@@ -122,20 +121,10 @@ class VerdictFeature(Feature):
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Begin a test, or a rerun of it, anew but for what has failed."""
-        attempt = item.stash.get(ATTEMPT, 0)
-        failed = item.stash.setdefault(FAILED_BEFORE, {})
-        rows = item.stash.get(ROWS, [])
-        for row in rows:
-            if row.verdict.outcome is Outcome.FAIL and row.measured_something:
-                first, *findings = known(row)
-                first = replace(first, reason=f"FAIL in attempt {attempt}: {first.reason}")
-                failed.setdefault(row.key, with_verdict(row, [first, *findings]))
-        if rows:
-            from pytest_gpumem.reporting.exports import PROPERTY
-
-            others = [entry for entry in item.user_properties if not entry[0].startswith(PROPERTY)]
-            item.user_properties[:] = others
-        item.stash[ATTEMPT], item.stash[ROWS] = attempt + 1, []
+        attempts = item.stash.setdefault(ATTEMPTS, [])
+        if ROWS in item.stash:
+            attempts.append(item.stash[ROWS])
+        item.stash[ROWS] = []
         return NOTHING
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
@@ -172,16 +161,12 @@ class VerdictFeature(Feature):
         if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
             from pytest_gpumem.plugin.judging import unmeasured
 
-            range_name = self._session.names.unique(item.nodeid)
-            item.stash[ROWS] = [unmeasured(item.nodeid, range_name, self._session, error)]
+            item.stash[ROWS] = [unmeasured(item, self._session, error)]
         rows = item.stash.get(ROWS, [])
         has_footprint = any(row.footprint is not None for row in rows)
         if not ended and (call.when != "teardown" or not has_footprint):
             return
-        if self._session.reports_elsewhere:
-            setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
-        else:
-            self._session.rows.add(report.nodeid, rows)
+        setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
 
     def _fail_by_others(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Fail a report by a further process, and by earlier attempts of the test."""
@@ -189,7 +174,14 @@ class VerdictFeature(Feature):
             why = process.failure_of(item.nodeid)
             if why is not None and not report.failed:
                 fail(report, why)
-        failed_before = item.stash.get(FAILED_BEFORE, {})
+        failed_before: dict[str, Row] = {}
+        attempts = item.stash.setdefault(ATTEMPTS, [])
+        for number, attempt in enumerate(attempts, 1):
+            for row in attempt:
+                if row.verdict.outcome is Outcome.FAIL and row.measured_something:
+                    first, *findings = known(row)
+                    first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
+                    failed_before.setdefault(row.key, with_verdict(row, [first, *findings]))
         rows = {row.key: row for row in item.stash.get(ROWS, [])}
         failing = []
         for key, before in failed_before.items():

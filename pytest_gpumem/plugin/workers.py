@@ -6,10 +6,13 @@ results.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,13 +22,15 @@ import pytest
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import BASELINE_OF, Settings
+from pytest_gpumem.settings import BASE_SELECTION, BASELINE_OF, Settings
 
+BASE = "base"  # what a part is given: what BASE selects, in a gate
 SESSION = "session"  # what a part is given: device and baseline of the whole
 REFUSED = "refused"  # what a part sends: why it cannot take part
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 _MIG = "MIG-"
 TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number there, from 0 on
+BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of workers alone
 
 
 def is_part(config: pytest.Config) -> bool:
@@ -33,14 +38,9 @@ def is_part(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def hands_out(config: pytest.Config) -> bool:
-    """True in the controller, which runs no test itself."""
-    return not is_part(config) and getattr(config.option, "dist", "no") != "no"
-
-
 def in_parts(config: pytest.Config) -> bool:
-    """True in both."""
-    return is_part(config) or hands_out(config)
+    """True in a worker, and in the controller, which runs no test itself."""
+    return is_part(config) or getattr(config.option, "dist", "no") != "no"
 
 
 def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> None:
@@ -66,13 +66,10 @@ def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> No
         option.dist = "load"
 
 
-BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of workers alone
-
-
 def prepare(config: pytest.Config) -> None:
     """With workers, switch pytest-benchmark off as its option does: else it warns."""
     option = config.option
-    if hands_out(config) and not option.tx:
+    if not is_part(config) and in_parts(config) and not option.tx:
         option.dist = "no"  # it distributes nothing, and pytest-benchmark is to know
     if in_parts(config):
         off = benchmarks_are_off(config)
@@ -85,52 +82,63 @@ def benchmarks_are_off(config: pytest.Config) -> bool:
     return config.option.benchmark_disable is True and not config.option.benchmark_enable
 
 
-# What the processes of a session tell each other: plain values, by a key
-
-
 def given(config: pytest.Config, key: str) -> Any:
-    """In a part: what it was given; None if nothing."""
+    """In a worker: what it was given; None if nothing."""
     return getattr(config, "workerinput", {}).get(f"gpumem_{key}")
 
 
-class Channel:
-    """Both ends of what the processes of a session tell each other."""
+class Workers:
+    """What the processes of a session tell each other, at both ends: plain values, by a key.
 
-    def __init__(self, config: pytest.Config) -> None:
+    Every worker sees all GPUs, its own as device 0. With more workers than GPUs, some share one and
+    take turns. A worker that replaces another has the same: it stands in the specification.
+    """
+
+    def __init__(
+        self, config: pytest.Config, settings: Settings, chosen: DeviceChoice, baseline: Path
+    ) -> None:
         self._config = config
-        self._sends: dict[str, Callable[[], object]] = {}
-        self._receives: dict[str, Callable[[Any], None]] = {}
+        self._orders = _orders_of(settings, chosen)
         self._gives: dict[str, Callable[[bool], object]] = {}
-        self._collected: list[Callable[[Iterable[str]], None]] = []
+        self._carries: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {}
+        self.give(SESSION, partial(_whole, settings, chosen.facts, baseline))
 
     def give(self, key: str, value: Callable[[bool], object]) -> None:
-        """Give every part a value before it starts.
-        `value`: by whether the part is on this machine; None gives nothing.
-        """
+        """Give every worker a value before it starts, by whether it is on this machine."""
         self._gives[key] = value
 
     def carry(self, key: str, send: Callable[[], object], receive: Callable[[Any], None]) -> None:
-        """Carry a value from the end of a part to the process with the results."""
-        self._sends[key], self._receives[key] = send, receive
-
-    def collect(self, take: Callable[[Iterable[str]], None]) -> None:
-        """Take the node ids that the parts are to run: the controller collects nothing itself."""
-        self._collected.append(take)
+        """Carry a value from the end of a worker to the process with the results."""
+        self._carries[key] = send, receive
 
     def send(self) -> None:
-        """In a part, at its end."""
-        for key, value in self._sends.items():
+        """In a worker, at its end."""
+        for key, (value, _) in self._carries.items():
             self._config.workeroutput[f"gpumem_{key}"] = value()  # type: ignore[attr-defined]
+
+    def header(self) -> list[str]:
+        """How many workers measure on how many GPUs, if several do."""
+        workers = len(getattr(self._config.option, "tx", None) or ())  # none without xdist
+        gpus = min(workers, len(self._orders))
+        return [f"gpumem: {workers} workers measure on {gpus} GPUs"] if gpus > 1 else []
+
+    # In the controller
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
+        gpus, machines = cycle(self._orders), Counter[object]()
+        for spec in specs:
+            if not spec.popen:  # which GPUs its machine has, it must find out itself
+                machine = spec.ssh or spec.socket or spec.id
+                spec.env.setdefault(TURN, str(machines[machine]))
+                machines[machine] += 1
+            elif len(self._orders) > 1:
+                spec.env.setdefault(VISIBLE, next(gpus))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         for key, value in self._gives.items():
             node.workerinput[f"gpumem_{key}"] = value(bool(node.gateway.spec.popen))
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
-        for take in self._collected:
-            take(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -142,7 +150,7 @@ class Channel:
                 worker += f" ({spec.ssh or spec.socket})"
             why = f"gpumem: worker {worker}: {refusal.removeprefix('gpumem: ')}"
             raise pytest.UsageError(printable(why))
-        for key, receive in self._receives.items():
+        for key, (_, receive) in self._carries.items():
             value = sent.get(f"gpumem_{key}")
             if value is not None:
                 receive(value)
@@ -162,6 +170,44 @@ class Refusal:
 
 
 # What the controller tells its workers
+
+
+def _whole(settings: Settings, facts: DeviceFacts, place: Path, _: bool) -> dict[str, object]:
+    return {
+        "key": facts.key,
+        "name": facts.name,
+        "baseline": str(place),
+        "baseline_of": settings.baseline_of,
+        "exists": place.exists(),
+    }
+
+
+@cache
+def _selection_of_base(file: str) -> dict[str, Any]:
+    """What BASE selects, as plain values, which the gate writes while its screen collects.
+    Ends the session if it never will.
+    """
+    gate = os.getppid()
+    while not os.path.exists(file):
+        if os.getppid() != gate:
+            pytest.exit("gpumem: the gate has ended", pytest.ExitCode.INTERRUPTED)
+        time.sleep(0.01)
+    plain: dict[str, Any] | None = json.loads(Path(file).read_text(encoding="utf-8"))
+    if plain is None:
+        why = "gpumem: the tests of BASE cannot be collected"
+        pytest.exit(why, pytest.ExitCode.INTERRUPTED)
+    return plain
+
+
+def base_of_gate(config: pytest.Config) -> str | dict[str, Any] | None:
+    """What BASE selects, as plain values or the file that will have them, in the screen of a gate
+    and in its workers; None in other sessions, such as one that a test of a gate starts."""
+    return given(config, BASE) if is_part(config) else os.environ.pop(BASE_SELECTION, None)
+
+
+def plain_base(of_base: str | dict[str, Any]) -> dict[str, Any]:
+    """Wait for what BASE selects."""
+    return _selection_of_base(of_base) if isinstance(of_base, str) else of_base
 
 
 def baseline_of_session(config: pytest.Config) -> Path | None:
@@ -229,46 +275,3 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
             others = [gpu for gpu in gpus if gpu != first]
             values.append(",".join([first, *others]))
     return values
-
-
-class Controller:
-    """Gives each worker a GPU, and tells it what it must have.
-
-    With more workers than GPUs, some share one and take turns. Every worker sees all GPUs, its own
-    as device 0. A worker that replaces another has the same: it stands in the specification.
-    """
-
-    def __init__(
-        self, settings: Settings, chosen: DeviceChoice, baseline: Path, channel: Channel
-    ) -> None:
-        channel.give(SESSION, self._session)
-        self._orders = _orders_of(settings, chosen)
-        self._facts = chosen.facts
-        self._baseline = baseline
-        self._baseline_of = settings.baseline_of
-
-    def header(self, config: pytest.Config) -> list[str]:
-        """How many workers measure on how many GPUs, if several do."""
-        workers = len(getattr(config.option, "tx", None) or ())  # none without xdist
-        gpus = min(workers, len(self._orders))
-        return [f"gpumem: {workers} workers measure on {gpus} GPUs"] if gpus > 1 else []
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
-        gpus, machines = cycle(self._orders), Counter[object]()
-        for spec in specs:
-            if not spec.popen:  # which GPUs its machine has, it must find out itself
-                machine = spec.ssh or spec.socket or spec.id
-                spec.env.setdefault(TURN, str(machines[machine]))
-                machines[machine] += 1
-            elif len(self._orders) > 1:
-                spec.env.setdefault(VISIBLE, next(gpus))
-
-    def _session(self, _is_here: bool) -> dict[str, object]:
-        return {
-            "key": self._facts.key,
-            "name": self._facts.name,
-            "baseline": str(self._baseline),
-            "baseline_of": self._baseline_of,
-            "exists": self._baseline.exists(),
-        }
