@@ -7,23 +7,21 @@ what its counts have shown, and the footprint says so.
 
 from __future__ import annotations
 
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import DeviceError, MemoryKind, NotCounted
 from pytest_gpumem.devices.memory_events import (
-    NO_LINE,
     NOTHING,
-    Accounts,
     AllocationEvent,
     Change,
     Figures,
-    Growth,
     MemoryLog,
     Series,
     Source,
@@ -32,8 +30,9 @@ from pytest_gpumem.devices.memory_events import (
     live_of,
     pool_growth,
 )
-from pytest_gpumem.devices.user_lines import line_of
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
+
+Growth = dict[Series, int]  # bytes by which libraries use more than before
 
 
 class Footprints:
@@ -41,7 +40,6 @@ class Footprints:
 
     `driver`: source of the driver's allocations; None on a simulated device, where only fixtures
     allocate.
-    `libraries`: sources of the libraries.
     `context`: gives the number of the context; None while there is none.
     """
 
@@ -59,13 +57,12 @@ class Footprints:
         self.reasons: dict[str, str] = {}  # by source, why it reports no single allocations
         self.watches: list[MemoryWatch] = []
         self._context: int | None = None  # number of the context with all handles of the sources
-        self._sources: tuple[Source, ...] | None = None
-        """Sources that are watched once their libraries are in use; None: nothing is watched."""
-        self._lines = self._paused = False
+        self._sources: Sequence[Source] | None = None  # None: nothing is watched
+        self._paused = False
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
         self._first = 0  # changes in the log when it began
-        self._at_stop: dict[Series, Figures] = {}  # what libraries counted at the last stop
+        self._at_stop: dict[Series, Figures] = {}
         self._buffers = 0  # that fixtures gave
         for source in libraries if driver is None else (driver, *libraries):
             source.lost = partial(self._lost, source)
@@ -74,7 +71,7 @@ class Footprints:
         for watch in self.watches:
             watch.gaps[source.name] = why
         if source is not self.driver:
-            self.log.lose(source.name)
+            self.log.live[source.name].clear()
 
     def _gone(self) -> bool:
         """True if the context is gone: handles of it, such as pools, are segmentation faults."""
@@ -90,29 +87,32 @@ class Footprints:
             return True
         return self.driver.name in self.running and self.driver.name not in self.reasons
 
-    def start(self, *, driver: bool, lines: bool = False) -> None:
-        """Have the sources report from now on. A second call changes what is watched.
+    # What is watched
+
+    def start(self, *, driver: bool, allow_kept: Sequence[str] = (), root: Path = Path()) -> None:
+        """Have the sources report from now on, also after a start.
 
         `driver`: watch the driver's allocations too, which takes some 3 us each.
-        `lines`: keep the line of the user's code behind each allocation.
+        `allow_kept`: lines below `root` whose allocations are not kept.
         """
         self.stop()
         number = self._number()
         if self._context not in (None, number):  # what it held went with it
             self.log, self._at_stop = MemoryLog(), {}
-        self._context, self._lines = number, lines
-        self._sources = tuple(self._libraries)
+        self._context = number
+        self.log.allow(allow_kept, root)
         self.reasons.clear()
+        self._sources = self._libraries
         if self.driver is not None and driver:
             self._sources = (self.driver, *self._libraries)
         elif self.driver is not None:
             why = "allocations of the driver are watched with --gpumem-footprint"
             self.reasons[self.driver.name] = why
         self.look()
-        self._forget_freed()
+        self._free_unseen()
         for series, figures in self.figures().items():
             if series in self._at_stop and figures.used != self._at_stop[series].used:
-                self.log.lose(series[0])  # what it freed since the last stop is not known
+                self.log.live[series[0]].clear()  # what it freed since then is not known
 
     def stop(self) -> None:
         try:
@@ -137,17 +137,17 @@ class Footprints:
     def _begin(self, source: Source) -> None:
         """Have a source report, also again. No open watch has seen all if that begins or ends."""
         before = self.reasons.pop(source.name, None)
-        why = source.start(self.log, self._lines)
+        why = source.start(self.log)
         if why is not None:
             self.reasons[source.name] = why
         if source.name in self.running and why != before:
             source.lost(why or before or "")
 
-    def _forget_freed(self) -> None:
+    def _free_unseen(self) -> None:
         """Book what was freed of the driver's while nobody reported."""
-        if self.driver is not None:
-            freed = [event for event in self.log.of_driver() if not self.driver.alive(event)]
-            self.log.forget(freed)
+        for event in list(self.log.live[DRIVER].values()):
+            if self.driver is not None and not self.driver.alive(event):
+                self.log.free(DRIVER, event.address)
 
     def figures(self) -> dict[Series, Figures]:
         """Return the counts of all sources."""
@@ -171,13 +171,12 @@ class Footprints:
         """Begin to watch. Raises `DeviceError` before `start`."""
         if self._sources is None:
             raise DeviceError("memory is not watched: start() comes first")
-        driver = self.running.get("" if self.driver is None else self.driver.name)
-        if driver is not None and not self.driver_is_watched and not self._paused:
-            self._begin(driver)  # whoever had CUPTI may have given it back
         self.settle()
         watch = MemoryWatch(self)
         self.watches.append(watch)
         return watch
+
+    # Blocks whose memory is no test's
 
     @contextmanager
     def ours(self) -> Iterator[Growth]:
@@ -243,8 +242,9 @@ class Footprints:
         for series, after in self.figures().items():
             less = self._before.get(series, NOTHING).used - after.used
             if less > 0:  # of which allocations is not known
-                self.log.changes.append(Change(-less, series))
-        self._forget_freed()
+                unknown = AllocationEvent(0.0, series, "use", 0, 0)
+                self.log.changes.append(Change(-less, unknown))
+        self._free_unseen()
 
     def _begin_ours(self) -> None:
         self.settle()
@@ -257,61 +257,68 @@ class Footprints:
         if begin is None or self._gone():
             return growth
         self.settle(ours=True)
-        freed: Growth = {}
+        freed = Counter[Series]()
         for change in self.log.changes[self._first :]:
-            if change.nbytes < 0 and (change.of is None or change.of.layer == "use"):
-                freed[change.series] = freed.get(change.series, 0) - change.nbytes
+            if change.nbytes < 0 and change.event.layer == "use":
+                freed[change.event.series] -= change.nbytes
         for series, after in self.figures().items():
             before = begin.get(series, NOTHING)
-            grown = after.minus(before)
-            grown = grown._replace(used=grown.used + freed.get(series, 0))
-            rose = after.high > before.high
+            grown = after.plus(before, -1)
+            high = after.high if after.high > before.high else 0
+            grown = grown._replace(used=grown.used + freed[series], high=high)
             for watch in self.watches:
-                watch.leave_out(series, grown._replace(high=after.high if rose else 0))
+                watch.leave_out(series, grown)
                 if series not in begin:
                     watch.complete.add(series)
             if grown.used:
                 growth[series] = grown.used
         return growth
 
+    # Buffers of fixtures
+
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; return a number for `gave_back`.
 
         The number stays the same if the harness moves the memory.
         """
-        place = _place(kind)
-        if self._sources is None or self._paused or place is None:
+        if kind.on_device:
+            place: MemoryPlace = "device"
+        elif kind.managed:
+            place = "managed"
+        elif kind.locked:
+            place = "pinned"
+        else:
+            return 0
+        if self._sources is None or self._paused:
             return 0
         self._buffers += 1
-        number = self._buffers
-        line = line_of(sys._getframe(1)) if self._lines else NO_LINE
-        now = time.perf_counter()
-        self.log.emit(AllocationEvent(now, (FIXTURES, place), "fixture", number, nbytes, line))
-        return number
+        self._emit(place, self._buffers, nbytes)
+        return self._buffers
 
     def gave_back(self, number: int) -> None:
         """A fixture's memory is the test's no longer; a second call does nothing."""
         if self._sources is not None and number:
-            now = time.perf_counter()
-            self.log.emit(AllocationEvent(now, (FIXTURES, "device"), "fixture", number, 0))
+            self._emit("device", number, 0)
+
+    def _emit(self, place: MemoryPlace, number: int, nbytes: int) -> None:
+        now, series = time.perf_counter(), (FIXTURES, place)
+        self.log.emit(AllocationEvent(now, series, "fixture", number, nbytes))
 
 
 class MemoryWatch:
     """The memory that is taken from its begin on. Watches may lie inside each other."""
 
     def __init__(self, footprints: Footprints) -> None:
-        self._footprints, self._log, self._driver = footprints, footprints.log, footprints.driver
+        self._footprints, self._log = footprints, footprints.log
         self._mark = len(footprints.log.changes)
         self._before = footprints.figures()
         """What libraries counted at the begin, and what they grew by since in blocks of `ours`."""
         self._free = None if footprints.driver_is_watched else footprints.free_bytes()
-        self._accounts = account(())
-        self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
+        self._most: dict[Series, int] = {}  # bytes in use when it was read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
         self.complete = set(self._before)  # all allocations of these libraries were reported
 
     def leave_out(self, series: Series, growth: Figures) -> None:
-        """Leave out what is no test's."""
         self._before[series] = self._before.get(series, NOTHING).plus(growth)
         if self._free is not None and series[1] == "device":
             self._free -= growth.used + growth.unused
@@ -323,22 +330,29 @@ class MemoryWatch:
         """
         footprints = self._footprints
         footprints.settle()
-        if self._driver is not None and self._driver.name in self.gaps:
-            raise NotCounted(self.gaps[self._driver.name])
-        since = self._log.changes[self._mark :]
-        changes = [change for change in since if change.series[0] not in self.gaps]
-        figures = footprints.figures()
-        pools = {series: after for series, after in figures.items() if after.segments}
+        if footprints.driver is not None and footprints.driver.name in self.gaps:
+            raise NotCounted(self.gaps[footprints.driver.name])
+        changes = []
+        for change in self._log.changes[self._mark :]:
+            if change.event.series[0] not in self.gaps:
+                changes.append(change)
+        driver, figures = footprints.driver_is_watched, footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]
-        driver = footprints.driver_is_watched
-        for series, after in pools.items():
-            grown = after.segments - self._before.get(series, NOTHING).segments
-            if driver and not claim(changes, series, grown):
+        unseen: dict[Series, int] = {}  # most bytes of arrays, where some were not reported
+        for series, after in figures.items():
+            if not after.segments:
+                continue
+            before = self._before.get(series, NOTHING)
+            grown = after.segments - before.segments
+            taken, reported = pool_growth(changes, series)
+            if driver and grown > taken and not claim(changes, series[0], grown - taken):
                 which = "which allocations of the driver its pool is made of"
                 not_watched.append(f"{series[0]}: {which}: they count as CUDA's too")
-        self._accounts = accounts = account(changes)
-        uses, unknown = dict(accounts.uses), 0
+            if not after.high and grown > reported:
+                unseen[series] = before.unused + max(grown, taken)
+        peak, uses = account(changes)
+        unknown = 0
         for series, after in figures.items():
             use, more = self._counted(uses.get(series, MemoryUse(*series)), series, after)
             if more is not None:
@@ -349,18 +363,17 @@ class MemoryWatch:
                 uses[series] = use
         # Where not each allocation was seen, the peak of all is at least that of each.
         peaks = {series: use.peak for series, use in uses.items() if series[1] == "device"}
-        peak = max(accounts.peak, *peaks.values(), 0)
+        peak = max(peak, *peaks.values(), 0)
         most = peak + unknown
-        for series, after in pools.items():
-            unseen = self._unseen(changes, series, after)
-            if unseen is not None:
-                why = "arrays of a thread that ran before, or that Python did not begin"
-                not_watched.append(f"{series[0]}: {why}: its pool grew for them")
-                most = max(most, unseen + sum(peaks.values()) - peaks.get(series, 0))
+        for series, nbytes in unseen.items():
+            why = "arrays of a thread that ran before, or that Python did not begin"
+            not_watched.append(f"{series[0]}: {why}: its pool grew for them")
+            most = max(most, nbytes + sum(peaks.values()) - peaks.get(series, 0))
+        shown = self._without_allowed(uses.values(), changes)
         return Footprint(
             peak=peak,
             peak_bound=most if most > peak else None,
-            uses=tuple(sorted(uses.values(), key=_order)),
+            uses=tuple(sorted(shown, key=_order)),
             driver_watched=driver,
             bound=self._bound(uses.values()),
             watched=("fixtures", *footprints.running),
@@ -375,7 +388,7 @@ class MemoryWatch:
         Returns by how many bytes its peak may be larger too; None if the peak is known.
         """
         before = self._before.get(series, NOTHING)
-        grown = after.minus(before)
+        grown = after.plus(before, -1)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
         single = after.single and series[0] not in self.gaps and series in self.complete
         if after.allocations and not single:
@@ -392,20 +405,27 @@ class MemoryWatch:
         use = replace(use, kept=kept, reserved=grown.unused, peak=peak, allocations=allocations)
         return use, unknown
 
-    def _unseen(self, changes: Sequence[Change], series: Series, after: Figures) -> int | None:
-        """Return the most bytes that a library's arrays took, where the pool grew unreported.
-
-        Its arrays were not reported then either. None for a library with a high-water mark.
-        """
-        before = self._before.get(series, NOTHING)
-        grown = after.segments - before.segments
-        if after.high or grown <= pool_growth(changes, series, reported=True):
-            return None
-        return before.unused + max(grown, pool_growth(changes, series))
+    def _without_allowed(
+        self, uses: Iterable[MemoryUse], changes: Iterable[Change]
+    ) -> Iterable[MemoryUse]:
+        """Leave out of what is kept what lines allocated that `allow_kept` names."""
+        if self._log.allows is None:
+            return uses
+        allowed, others = Counter[Series](), Counter[Series]()
+        for event in live_of(changes):
+            (allowed if event.allowed else others)[event.series] += event.nbytes
+        shown = []
+        for use in uses:
+            series, kept = (use.library, use.kind), use.kept
+            if kept > 0:
+                # A free that the log missed counts as that of an allowed line.
+                kept = max(kept - allowed[series], min(kept, others[series]))
+            shown.append(replace(use, kept=kept, allowed=use.kept - kept))
+        return shown
 
     def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
         """Return what the free memory of the device tells beyond what is known."""
-        now = None if self._free is None else self._footprints.free_bytes()
+        now = self._footprints.free_bytes() if self._free is not None else None
         if self._free is None or now is None:
             return None
         known = 0
@@ -413,10 +433,6 @@ class MemoryWatch:
             if use.kind == "device" and use.library != FIXTURES:
                 known += use.kept + use.reserved
         return max(0, self._free - now - known)
-
-    def accounts(self) -> Accounts:
-        """The single allocations behind the last `read`."""
-        return self._accounts
 
     def settle(self) -> bool:
         """Have libraries give back what they keep for reuse and cannot tell from what is used.
@@ -441,12 +457,3 @@ class MemoryWatch:
 
 def _order(use: MemoryUse) -> tuple[str, int, str]:
     return use.kind, -use.peak, use.library
-
-
-def _place(kind: MemoryKind) -> MemoryPlace | None:
-    """Return the place as in a footprint; None for memory that does not belong there."""
-    if kind.on_device:
-        return "device"
-    if kind.managed:
-        return "managed"
-    return "pinned" if kind.locked else None

@@ -1,30 +1,27 @@
-"""Single allocations and frees of all sources of memory, and what they add up to. Pure.
+"""Allocations and frees that sources of memory report, and what they add up to. Pure.
 
-Layers keep memory from counting twice. The *driver* gives out memory. A library's pool takes
-*segments* of it. Inside them lie the library's arrays, the *use*. Memory of the driver that is no
-pool's segment is a use as well, and so is a *fixture*'s buffer.
+A library's pool takes *segments* from the driver, and gives out parts of them for *use*. The parts
+count; a segment, and the driver's allocation that it is, does not.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import attrgetter
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from pytest_gpumem.devices.user_lines import Line, is_named, line_of
 from pytest_gpumem.records.footprint import DRIVER, MemoryPlace, MemoryUse
 
-Layer = Literal["use", "segment", "driver", "fixture"]
-Line = tuple[str, int, str]  # file, line and function
 Series = tuple[str, MemoryPlace]  # library and kind of memory
-Growth = dict[Series, int]  # bytes by which libraries use more than before
 
-NO_LINE: Line = ("", 0, "")
 SEGMENT_DELAY = 1e-3  # seconds by which the clocks of a pool and of the driver may differ
 
 
@@ -39,7 +36,7 @@ class Figures(NamedTuple):
     allocations: int = 0  # up to now; they count where not each is reported
 
     def plus(self, other: Figures, sign: int = 1) -> Figures:
-        """Return the sums with other figures, and the larger high-water mark."""
+        """Return the sums, or for a `sign` of -1 the differences, and the larger `high`."""
         return self._replace(
             used=self.used + sign * other.used,
             unused=self.unused + sign * other.unused,
@@ -47,10 +44,6 @@ class Figures(NamedTuple):
             allocations=self.allocations + sign * other.allocations,
             high=max(self.high, other.high),
         )
-
-    def minus(self, other: Figures) -> Figures:
-        """Return by how much these figures are larger."""
-        return self.plus(other, -1)
 
 
 NOTHING = Figures()
@@ -65,24 +58,22 @@ class AllocationEvent(Struct, eq=False, gc=False):
 
     at: float  # seconds on the clock of `time.perf_counter`
     series: Series
-    layer: Layer
+    layer: Literal["use", "segment", "driver", "fixture"]
     address: int
     nbytes: int
-    line: Line = NO_LINE  # the innermost of the user's code, where `allow_kept` asks for it
+    allowed: bool = False  # `allow_kept` names the line that allocated it
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
-
-
-class Change(Struct, eq=False, gc=False):
-    """Bytes that an allocation adds, or that a free takes away (below 0)."""
-
-    nbytes: int
-    series: Series
-    of: AllocationEvent | None = None  # None: which allocations were freed is not known
 
     @property
     def counts(self) -> bool:
-        """False for a pool's segment: the arrays in it count."""
-        return self.of is None or (self.of.owner is None and self.of.layer != "segment")
+        return self.owner is None and self.layer != "segment"
+
+
+class Change(Struct, eq=False, gc=False):
+    """Bytes that an allocation adds, or that its free takes away (below 0)."""
+
+    nbytes: int
+    event: AllocationEvent
 
 
 class MemoryLog:
@@ -90,15 +81,28 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self._pending: list[AllocationEvent] = []
-        self.emit: Callable[[AllocationEvent], None] = self._pending.append
-        """Takes an event of a source; `settle` books those of all sources in order."""
+        self.add: Callable[[AllocationEvent], None] = self._pending.append
+        self.emit = self.add  # for the thread that allocates, in the line that does
+        self.allows: Callable[[Line], bool] | None = None
         self.changes: list[Change] = []
-        self._live = defaultdict[str, dict[int, AllocationEvent]](dict)  # by library and address
+        self.live = defaultdict[str, dict[int, AllocationEvent]](dict)  # by library and address
         self._made = defaultdict[int, list[AllocationEvent]](list)
         """By address: allocations of the driver since the first open watch began."""
 
+    def allow(self, patterns: Sequence[str], root: Path) -> None:
+        """Mark from now on what lines allocate that `allow_kept` names."""
+        self.allows, self.emit = None, self.add
+        if patterns:
+            self.allows = partial(is_named, patterns=patterns, root=root)
+            self.emit = self._emit_marked
+
+    def _emit_marked(self, event: AllocationEvent) -> None:
+        if event.nbytes and self.allows is not None:
+            event.allowed = self.allows(line_of(sys._getframe(1)))
+        self.add(event)
+
     def settle(self, *, ours: bool = False) -> None:
-        """Book the events since the last call, once every source has reported.
+        """Book the events since the last call in order, once every source has reported.
 
         `ours`: what was allocated since then is no test's, except for buffers of fixtures.
         """
@@ -109,24 +113,25 @@ class MemoryLog:
             if event.layer == "segment":
                 segments.append(event)
                 continue
-            self._free(event.series[0], event.address)
+            self.free(event.series[0], event.address)
             if event.nbytes and (event.layer == "fixture" or not ours):
                 self._book(event)
         for segment in segments:
             self._give(segment)
             if not ours:
-                self.changes.append(Change(segment.nbytes, segment.series, segment))
+                self.changes.append(Change(segment.nbytes, segment))
 
     def _book(self, event: AllocationEvent) -> None:
-        self._live[event.series[0]][event.address] = event
-        self.changes.append(Change(event.nbytes, event.series, event))
+        self.live[event.series[0]][event.address] = event
+        self.changes.append(Change(event.nbytes, event))
         if event.layer == "driver":
             self._made[event.address].append(event)
 
-    def _free(self, library: str, address: int) -> None:
-        freed = self._live[library].pop(address, None)
+    def free(self, library: str, address: int) -> None:
+        """Book the free of an allocation, if it is known."""
+        freed = self.live[library].pop(address, None)
         if freed is not None:
-            self.changes.append(Change(-freed.nbytes, freed.series, freed))
+            self.changes.append(Change(-freed.nbytes, freed))
 
     def _give(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
@@ -136,75 +141,53 @@ class MemoryLog:
                 made.owner = segment.series[0]
                 return
 
-    def forget(self, freed: Iterable[AllocationEvent]) -> None:
-        """Book allocations of the driver as freed whose free nobody reported."""
-        for allocation in freed:
-            self._free(DRIVER, allocation.address)
-
-    def lose(self, library: str) -> None:
-        """Know no longer which allocations of a library live: frees were not reported."""
-        self._live[library].clear()
-
-    def of_driver(self) -> list[AllocationEvent]:
-        """Return the allocations of the driver that live."""
-        return list(self._live[DRIVER].values())
-
     def clear(self) -> None:
         """Drop the changes: no watch is open."""
         self.changes.clear()
         self._made.clear()
 
 
-@dataclass(frozen=True)
-class Accounts:
-    """The sums of an interval of a log."""
-
-    peak: int  # most bytes of device memory in use at once
-    uses: Mapping[Series, MemoryUse]
-    changes: Sequence[Change]
-
-    @property
-    def kept(self) -> tuple[AllocationEvent, ...]:
-        """Allocations of the interval that live at its end, largest first."""
-        return live_of(self.changes)
-
-
-def account(changes: Sequence[Change]) -> Accounts:
-    """Add up an interval of a log."""
-    uses = defaultdict[Series, list[int]](list)  # bytes of each change
+def account(changes: Iterable[Change]) -> tuple[int, dict[Series, MemoryUse]]:
+    """Return the most bytes of device memory in use at once, and the memory of each library."""
+    sizes = defaultdict[Series, list[int]](list)
     device = peak = 0
     for change in changes:
-        if not change.counts:
-            continue
-        uses[change.series].append(change.nbytes)
-        if change.series[1] == "device":
-            device += change.nbytes
-            peak = max(peak, device)
-    records = {series: _memory_use(series, sizes) for series, sizes in uses.items()}
-    return Accounts(peak, records, changes)
+        event = change.event
+        if event.counts:
+            sizes[event.series].append(change.nbytes)
+            if event.series[1] == "device":
+                device += change.nbytes
+                peak = max(peak, device)
+    uses = {}
+    for series, of_series in sizes.items():
+        allocated = [nbytes for nbytes in of_series if nbytes > 0]
+        uses[series] = MemoryUse(
+            *series,
+            peak=max(0, *accumulate(of_series)),
+            kept=sum(of_series),
+            allocations=len(allocated),
+            largest=max(allocated, default=0),
+        )
+    return peak, uses
 
 
-def _memory_use(series: Series, changes: Sequence[int]) -> MemoryUse:
-    allocated = [nbytes for nbytes in changes if nbytes > 0]
-    return MemoryUse(
-        *series,
-        peak=max(0, *accumulate(changes)),
-        kept=sum(changes),
-        allocations=len(allocated),
-        largest=max(allocated, default=0),
-    )
+def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
+    """Return what these changes allocate and do not free, largest first; no segments of pools."""
+    living: dict[int, AllocationEvent] = {}
+    for change in changes:
+        if change.nbytes <= 0:
+            living.pop(id(change.event), None)
+        elif change.event.counts:
+            living[id(change.event)] = change.event
+    return sorted(living.values(), key=attrgetter("nbytes"), reverse=True)
 
 
-def claim(changes: Sequence[Change], series: Series, grown: int) -> bool:
-    """Give a pool the driver's allocations that it took and did not report as segments.
+def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
+    """Give a pool `missing` bytes of the driver's that it took and did not report as segments.
 
-    `grown`: bytes by which the segments of the pool grew over the interval.
-    Returns True if allocations that still live add up to it, taken largest first; or if there are
+    Returns True if allocations that still live add up to them, taken largest first; or if there are
     none, as of a pool that maps its memory, which is not reported. Else some count twice.
     """
-    missing = grown - pool_growth(changes, series)
-    if missing <= 0:
-        return True
     live = [event for event in live_of(changes) if event.series == (DRIVER, "device")]
     taken = []
     for event in live:
@@ -214,42 +197,25 @@ def claim(changes: Sequence[Change], series: Series, grown: int) -> bool:
     if missing:
         return not live
     for event in taken:
-        event.owner = series[0]
+        event.owner = library
     return True
 
 
-def pool_growth(changes: Sequence[Change], series: Series, *, reported: bool = False) -> int:
-    """Return by how much a pool's known segments grew.
-
-    `reported`: what the library has reported counts, else what the driver is known to have made.
-    """
-    grown = 0
+def pool_growth(changes: Iterable[Change], series: Series) -> tuple[int, int]:
+    """Return by how much a pool grew: by the driver's allocations that it is known to have taken,
+    and by the segments that it reported."""
+    taken = reported = 0
     for change in changes:
-        event = change.of
-        if event is None or event.series[1] != series[1]:
-            continue
-        counts = event.owner == series[0]
-        if reported and change.nbytes > 0:
-            counts = event.layer == "segment" and event.series == series
-        if counts:
-            grown += change.nbytes
-    return grown
+        event = change.event
+        if event.owner == series[0]:
+            taken += change.nbytes
+            reported += min(change.nbytes, 0)
+        elif event.layer == "segment" and event.series == series:
+            reported += change.nbytes
+    return taken, reported
 
 
-def live_of(changes: Iterable[Change]) -> tuple[AllocationEvent, ...]:
-    """Return what these changes allocate and do not free, largest first; no segments of pools."""
-    living: dict[int, AllocationEvent] = {}
-    for change in changes:
-        if change.of is None or not change.counts:
-            continue
-        if change.nbytes > 0:
-            living[id(change.of)] = change.of
-        else:
-            living.pop(id(change.of), None)
-    return tuple(sorted(living.values(), key=attrgetter("nbytes"), reverse=True))
-
-
-class Source(ABC):
+class Source:
     """Something that reports memory: the driver, or the allocator of a library."""
 
     name: str  # as in `Footprint.watched`
@@ -257,20 +223,18 @@ class Source(ABC):
     """Takes the reason when it did not report for a while. A watch that is open then is not read;
     of a library, by its counts alone."""
 
-    @abstractmethod
     def ready(self) -> bool:
         """True if its library is in use. Imports nothing."""
+        return True
 
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
+    def start(self, log: MemoryLog) -> str | None:
         """Report into `log` from now on, also after a `stop`.
 
         Returns the reason if it cannot report single allocations. Its figures count all the same.
         """
-        return None
 
     def drain(self) -> None:
         """Report what has happened up to now, where it is not reported at once."""
-        return
 
     def figures(self) -> Mapping[Series, Figures]:
         """The library's counts now."""
@@ -290,4 +254,3 @@ class Source(ABC):
 
     def stop(self) -> None:
         """Report no longer."""
-        return

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from pytest_gpumem.devices.memory_events import Line
+Line = tuple[str, int, str]  # file, line and function
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
@@ -67,15 +67,11 @@ def is_users(file: str) -> bool:
 
 @cache
 def is_pytests(file: str) -> bool:
-    """True for a file of pytest: what started it leads to no allocation and to no call."""
     return "_pytest" in Path(file).parts
 
 
 def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:
-    """True if a pattern such as "conftest.py:*" names a line, as `shown_path` has it.
-
-    Without a file, the line is unknown.
-    """
+    """True if a pattern such as "conftest.py:*" names a line of a known file."""
     file, number, _function = line
     place = f"{shown_path(file, root)}:{number}"
     for pattern in patterns:

@@ -346,7 +346,7 @@ def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int
         return None
     footprints = session.footprints
     try:
-        footprints.start(driver=False, lines=False)
+        footprints.start(driver=False)
         try:
             call.prepare()
             with closing(footprints.watch()) as watch:

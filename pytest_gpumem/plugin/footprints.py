@@ -125,8 +125,8 @@ class FootprintFeature(Feature):
         if uses(watched.item, TEST_FIXTURE):
             _ = self._session.device  # opened now: it belongs to no test
         self._watching = True
-        lines = bool(watched.settings.allow_kept)
-        self._session.footprints.start(driver=watched.shown, lines=lines)
+        allowed, root = watched.settings.allow_kept, watched.item.config.rootpath
+        self._session.footprints.start(driver=watched.shown, allow_kept=allowed, root=root)
 
     def _say_once(self, why: str) -> None:
         """Say at the session's end why memory is not watched: the first reason."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -14,9 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
-from pytest_gpumem.devices.user_lines import is_named
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
@@ -131,31 +128,13 @@ class WatchedTest:
     def read(
         self, watch: MemoryWatch, frees: Iterable[Callable[[], object]] = (), *, ended: bool = True
     ) -> Footprint:
-        """Read a watch after as many calls of `frees`, in order, as it takes until nothing is kept.
-        What lines allocated that `allow_kept` names is not kept.
-        """
+        """Read a watch after as many calls of `frees`, in order, as it takes until nothing is
+        kept."""
         footprint = watch.read()
         for free in frees:
             if footprint.kept:
                 free()
                 footprint = watch.read()
-        allowed = self.settings.allow_kept
-        if allowed:
-            root = self.item.config.rootpath
-            of_allowed, of_others = Counter[Series](), Counter[Series]()
-            for event in watch.accounts().kept:
-                if is_named(event.line, allowed, root):
-                    of_allowed[event.series] += event.nbytes
-                else:  # or of an unknown line
-                    of_others[event.series] += event.nbytes
-            uses = []
-            for use in footprint.uses:
-                series, nbytes = (use.library, use.kind), use.kept
-                if nbytes > 0:
-                    # A free that the log missed counts as that of an allowed line.
-                    nbytes = max(nbytes - of_allowed[series], min(nbytes, of_others[series]))
-                uses.append(replace(use, kept=nbytes, allowed=use.kept - nbytes))
-            footprint = replace(footprint, uses=tuple(uses))
         return replace(footprint, ended=ended)
 
     def unread(self, *, ended: bool = True) -> Footprint:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +29,6 @@ from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, Rmm
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.memory_events import (
-    NO_LINE,
     NOTHING,
     AllocationEvent,
     Figures,
@@ -39,7 +37,6 @@ from pytest_gpumem.devices.memory_events import (
     Source,
 )
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.user_lines import line_of
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
@@ -124,7 +121,6 @@ class DriverMemory(Source):
     def __init__(self, index: int) -> None:
         self._index = index
         self._log: MemoryLog | None = None
-        self._lines = False
         self._pool_calls: set[str] = set()  # those of `_POOLS`
         self._end: Callable[[], None] | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
@@ -141,8 +137,8 @@ class DriverMemory(Source):
     def ready(self) -> bool:
         return True
 
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
-        self._log, self._lines = log, lines
+    def start(self, log: MemoryLog) -> str | None:
+        self._log = log
         self._default = self._trimmed = None  # they may be of a context that is gone
         try:
             self._pool_calls = self._pool_calls or set(driver_calls(_POOLS))
@@ -280,9 +276,8 @@ class DriverMemory(Source):
         """Report an allocation, or a free of no bytes."""
         if self._log is None:
             return
-        line = line_of(sys._getframe(1)) if self._lines and nbytes else NO_LINE
         now, series = time.perf_counter(), (DRIVER, kind)
-        self._log.emit(AllocationEvent(now, series, "driver", address, nbytes, line))
+        self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
 
     def figures(self) -> Mapping[Series, Figures]:
         if self._nothing is not None and self._end is not None:

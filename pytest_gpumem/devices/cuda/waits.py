@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
-from pytest_gpumem.devices.memory_events import Line
-from pytest_gpumem.devices.user_lines import is_named, line_of, shown_path
+from pytest_gpumem.devices.user_lines import Line, is_named, line_of, shown_path
 from pytest_gpumem.records.footprint import WaitLine, Waits
 
 _WAITS = re.compile(

@@ -18,15 +18,7 @@ from typing import Any
 import cupy
 
 from pytest_gpumem.devices.cuda.context import context_number
-from pytest_gpumem.devices.memory_events import (
-    NO_LINE,
-    AllocationEvent,
-    Figures,
-    MemoryLog,
-    Series,
-    Source,
-)
-from pytest_gpumem.devices.user_lines import line_of
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
 
 NAME = "CuPy"
 _SERIES: Series = (NAME, "device")
@@ -44,7 +36,6 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         self._index = index
         self.emit: Callable[[AllocationEvent], None] | None = None
         """Takes each event; None: nothing is reported. A thread keeps the hook until it ends."""
-        self.lines = False
         self._profiles: Callable[..., object] | None = None  # what profiled threads before
 
     def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
@@ -57,8 +48,7 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
     ) -> None:
         emit = self.emit
         if device_id == self._index and mem_ptr and emit is not None:
-            line = line_of(sys._getframe(1)) if self.lines else NO_LINE
-            emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, line))
+            emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size))
 
     def free_preprocess(
         self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any
@@ -102,11 +92,8 @@ class CupyMemory(Source):
         self._index = index
         self._hook = _Hook(index)
 
-    def ready(self) -> bool:
-        return True
-
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
-        self._hook.emit, self._hook.lines = log.emit, lines
+    def start(self, log: MemoryLog) -> str | None:
+        self._hook.emit = log.emit
         self._hook.enter()
         return None
 

@@ -46,7 +46,7 @@ class RmmMemory(Source):
     def ready(self) -> bool:
         return bool(self._to_pool())
 
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
+    def start(self, log: MemoryLog) -> str | None:
         self.drain()
         return None
 

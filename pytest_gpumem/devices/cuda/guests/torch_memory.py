@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 from pytest_gpumem.devices.memory_events import (
-    NO_LINE,
     AllocationEvent,
     Figures,
-    Layer,
     MemoryLog,
     Series,
     Source,
@@ -25,29 +23,27 @@ from pytest_gpumem.devices.memory_events import (
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.user_lines import innermost
 
-NAME = "PyTorch"
-_SERIES: Series = (NAME, "device")
+_SERIES: Series = ("PyTorch", "device")
 MOST_ENTRIES = 1_000_000  # of the history between two looks at it; of more the oldest are lost
 _RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """Functions of `torch._C` that begin and end a history, whoever calls them."""
 _OF_TEST = "a history of the test's own: the peak is that of its statistics"
-_ACTIONS: Mapping[str, tuple[Layer, bool]] = {
-    "alloc": ("use", True),
-    "free_requested": ("use", False),
-    "segment_alloc": ("segment", True),
+_LAYERS: Mapping[str, Literal["use", "segment"]] = {
+    "alloc": "use",
+    "free_requested": "use",
+    "segment_alloc": "segment",
 }
-"""Entries that count, and whether they allocate. The driver reports freed segments."""
+"""By the entries of the history that count. The driver reports freed segments."""
 
 
 class TorchMemory(Source):
     """The source of PyTorch's memory on one device."""
 
-    name = NAME
+    name = "PyTorch"
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._log: MemoryLog | None = None
-        self._lines = False
         self._queued = False  # it is to be recorded as soon as PyTorch uses the device
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
@@ -68,9 +64,8 @@ class TorchMemory(Source):
     def ready(self) -> bool:
         return self._torch is not None
 
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
-        torch = self._torch
-        self._log, self._lines = log, lines
+    def start(self, log: MemoryLog) -> str | None:
+        torch, self._log = self._torch, log
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             return f"its allocator is {backend}, whose allocations are the driver's"
@@ -91,8 +86,10 @@ class TorchMemory(Source):
         if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
             self._yielded = True
             return _OF_TEST
+        context = None
+        if self._log is not None and self._log.allows is not None:
+            context = "alloc"
         try:
-            context = "alloc" if self._lines else None
             torch.cuda.memory._record_memory_history(
                 "all", context=context, stacks="python", max_entries=MOST_ENTRIES
             )
@@ -123,6 +120,31 @@ class TorchMemory(Source):
 
         return recorded
 
+    def _end(self) -> None:
+        torch = self._torch
+        while self._wrapped:
+            setattr(torch._C, *self._wrapped.popitem())
+        torch.cuda.memory._record_memory_history(None)
+        self._records = False
+
+    def drain(self) -> None:
+        if self._yielded and self._log is not None:
+            self._record()
+        count = self._count() if self._records else self._seen
+        if count == self._seen or self._log is None:
+            return
+        self._seen = count
+        offset = time.perf_counter() - time.time()
+        entries = self._torch.cuda.memory._snapshot()["device_traces"][self._index]
+        report(self._log, entries, offset)
+        # Cleared: the next look would get the whole history again.
+        self._end()
+        self._record()
+        if len(entries) >= MOST_ENTRIES:
+            raise NotCounted(
+                f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost"
+            )
+
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's nested statistics; empty before it uses the device."""
         torch = self._torch
@@ -137,34 +159,6 @@ class TorchMemory(Source):
     def _count(self) -> int:
         counts = self._statistics().get("allocation", {}).get("all", {})
         return int(counts.get("allocated", 0)) + int(counts.get("freed", 0))
-
-    def drain(self) -> None:
-        if self._yielded and self._log is not None:
-            self._record()
-        if not self._records or self._log is None:
-            return
-        count = self._count()
-        if count == self._seen:
-            return
-        torch, self._seen = self._torch, count
-        now, wall = time.perf_counter(), time.time()
-        entries = torch.cuda.memory._snapshot()["device_traces"][self._index]
-        for event in events(entries, now - wall):
-            self._log.emit(event)
-        # Cleared: the next look would get the whole history again.
-        self._end()
-        self._record()
-        if len(entries) >= MOST_ENTRIES:
-            raise NotCounted(
-                f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost"
-            )
-
-    def _end(self) -> None:
-        torch = self._torch
-        while self._wrapped:
-            setattr(torch._C, *self._wrapped.popitem())
-        torch.cuda.memory._record_memory_history(None)
-        self._records = False
 
     def figures(self) -> Mapping[Series, Figures]:
         statistics = self._statistics()
@@ -198,10 +192,11 @@ class TorchMemory(Source):
         return True
 
     def _bytes_in_graphs(self) -> int:
-        """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's allocator tells its
-        segments."""
+        """Bytes in pools of CUDA graphs that no tensor uses."""
+        if not self._is_native():
+            return 0
         unused = 0
-        for segment in self._torch.cuda.memory_snapshot() if self._is_native() else ():
+        for segment in self._torch.cuda.memory_snapshot():
             of_graph = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
             if of_graph and segment["device"] == self._index:
                 unused += int(segment["total_size"]) - int(segment["allocated_size"])
@@ -213,32 +208,28 @@ class TorchMemory(Source):
             self._end()
 
 
+def report(log: MemoryLog, entries: Sequence[Mapping[str, Any]], offset: float) -> None:
+    """`offset`: seconds from the wall clock to that of `time.perf_counter`."""
+    at = 0.0
+    for entry in entries:
+        layer = _LAYERS.get(entry["action"])
+        if layer is None:
+            continue
+        if "time_us" in entry:
+            at = max(at, entry["time_us"] * 1e-6 + offset)
+        nbytes = 0 if entry["action"] == "free_requested" else int(entry["size"])
+        event = AllocationEvent(at, _SERIES, layer, int(entry["addr"]), nbytes)
+        if nbytes and log.allows is not None:
+            frames = []  # the innermost first
+            for frame in entry.get("frames", ()):
+                frames.append((str(frame["filename"]), int(frame["line"]), str(frame["name"])))
+            event.allowed = log.allows(innermost(frames) or ("", 0, ""))
+        log.add(event)
+
+
 def _call(module: Any, name: str) -> bool:
     """Call a function that not every version has; True if there is one."""
     function = getattr(module, name, None)
     if function is not None:
         function()
     return function is not None
-
-
-def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[AllocationEvent]:
-    """Entries of the history as events.
-
-    `entries`: of one device, in their order.
-    `offset`: seconds from the wall clock to that of `time.perf_counter`.
-    """
-    at = 0.0
-    for entry in entries:
-        if entry["action"] not in _ACTIONS:
-            continue
-        layer, allocates = _ACTIONS[entry["action"]]
-        if "time_us" in entry:
-            at = max(at, entry["time_us"] * 1e-6 + offset)
-        line, nbytes = NO_LINE, 0
-        if allocates:
-            nbytes = int(entry["size"])
-            frames = []  # the innermost first; none unless they are recorded
-            for frame in entry.get("frames", ()):
-                frames.append((str(frame["filename"]), int(frame["line"]), str(frame["name"])))
-            line = innermost(frames) or NO_LINE
-        yield AllocationEvent(at, _SERIES, layer, int(entry["addr"]), nbytes, line)

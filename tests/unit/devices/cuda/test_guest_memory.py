@@ -1,8 +1,11 @@
-"""Sources of libraries: PyTorch's history as events, and its statistics as figures."""
+"""Sources of libraries: PyTorch's history as events."""
 
 from __future__ import annotations
 
-from pytest_gpumem.devices.cuda.guests.torch_memory import events
+from pathlib import Path
+
+from pytest_gpumem.devices.cuda.guests.torch_memory import report
+from pytest_gpumem.devices.memory_events import MemoryLog
 
 HISTORY = [
     {
@@ -26,11 +29,10 @@ HISTORY = [
 
 
 def test_a_history_becomes_events_in_its_order() -> None:
-    found = list(events(HISTORY, offset=-1.0))
-    assert [(one.layer, one.nbytes) for one in found] == [
-        ("segment", 2 << 20),
-        ("use", 4),
-        ("use", 0),
-    ]
-    assert [one.at for one in found] == sorted(one.at for one in found)  # whatever the clock says
-    assert found[1].line == ("b.py", 2, "inner")
+    log = MemoryLog()
+    log.allow(["b.py:2"], Path())
+    report(log, HISTORY, offset=-1.0)
+    log.settle()
+    booked = [(change.event.layer, change.nbytes) for change in log.changes]
+    assert booked == [("use", 4), ("use", -4), ("segment", 2 << 20)]  # whatever the clock says
+    assert [change.event.allowed for change in log.changes] == [True, True, False]
