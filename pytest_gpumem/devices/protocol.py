@@ -222,13 +222,9 @@ class DeviceMemory(Protocol):
 
     def host(self) -> HostMemory: ...
 
-    def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
-        """Run on the CPUs of one NUMA node inside the block: memory touched first lies there.
-
-        `node`: its number; None: that of the device, if the host reports one.
-        Yields the node, or None if the block runs anywhere.
-        Raises `Unsupported`: there is no such node, or this process may use none of its CPUs.
-        """
+    def near_host(self) -> AbstractContextManager[int | None]:
+        """Run on the CPUs of the device's NUMA node inside the block: memory touched first lies
+        there. Yields the node, or None if the block runs anywhere."""
 
     def allocator(self, name: str) -> Allocator:
         """An allocator by its name in `ALLOCATORS`. Raises `Unsupported` if there is none."""

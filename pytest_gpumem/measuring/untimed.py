@@ -311,7 +311,7 @@ def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[st
     for number, buffer in enumerate(managed, 1):
         text = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
         if isinstance(buffer, ManagedBuffer) and buffer.advice.words:
-            text += f", {buffer.advice.words}"
+            text += f", {', '.join(buffer.advice.words.values())}"
         state[f"managed buffer {number}"] = text
     return state
 

@@ -111,13 +111,10 @@ class Buffer:
     def read(self) -> np.ndarray[Any, Any]:
         """Return a NumPy copy of the content (simulated: of the part that is backed)."""
         content = self._arena.device.content
-        flat: np.ndarray[Any, Any] = content.to_host(self.allocation, self.dtype_name, self.size)
-        return self._shaped(flat)
+        return self._shaped(content.to_host(self.allocation, self.dtype_name, self.size))
 
     def _shaped(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if flat.size != self.size:
-            return flat
-        return flat.reshape(self.shape)
+        return flat.reshape(self.shape) if flat.size == self.size else flat
 
     @on_its_device
     def write(self, content: Any) -> None:
@@ -147,9 +144,7 @@ class Buffer:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("a buffer's content cannot be seen as a NumPy array without a copy")
-        if dtype is None:
-            return self.read()
-        return self.read().astype(dtype)
+        return self.read() if dtype is None else self.read().astype(dtype)
 
     @property
     def __cuda_array_interface__(self) -> Any:
@@ -163,8 +158,7 @@ class Buffer:
         return self.view().__dlpack_device__()
 
     def move(self) -> None:
-        """Put the same content at a fresh address. Raises `OutOfMemory`: both do not fit at
-        once."""
+        """Put the same content at a fresh address. Raises `OutOfMemory`: both do not fit."""
         device = self._arena.device
         old = self.allocation
         new = self._arena.with_room(partial(device.memory.allocate, self.nbytes, self.kind))
@@ -219,24 +213,15 @@ class Arena:
         kind: MemoryKind = MemoryKind.DEVICE,
         *,
         home: Home = "device",
-        populate: bool = True,
+        fill: bool = True,
         write_combined: bool = False,
         mapped: bool = True,
         portable: bool = True,
-        numa: int | None = None,
-        handle: type[Buffer] = Buffer,
+        handle: Callable[..., Buffer] | None = None,
         make: Callable[[int], Allocation] | None = None,
     ) -> Buffer:
-        """Return a new buffer with seeded random content.
-        `shape`: bytes as an integer or as "64 MiB", or a shape as a tuple of elements.
-        `home`: where managed pages are before every sample.
-        `populate`: leave the pages of managed memory untouched if False.
-        `write_combined`, `mapped`, `portable`: flags of `cudaHostAlloc`.
-        `numa`: NUMA node of host memory; None: that of the device, where it is known.
+        """Return a new buffer, with seeded random content if `fill`. Keywords as in `Memory`.
         `make`: allocates so many bytes, in place of the device's `allocate`.
-        Raises `BadBuffer`: a size that does not hold whole elements, or a type that is not plain.
-        Raises `OutOfMemory`: less is free. Raises `TooMuchPinned`: the cap on page-locked memory.
-        Raises `Unsupported`: the host has no such NUMA node.
         """
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
@@ -247,34 +232,24 @@ class Arena:
         if make is not None:
             allocate = partial(make, nbytes)
         # The driver decides where page-locked memory lies while it allocates.
-        with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
+        with self.device.memory.near_host() if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
         self._book(allocation, self.device.footprints.took(kind, nbytes))
-        buffer = handle(self, allocation, elements, element, home)
+        buffer = (handle or Buffer)(self, allocation, elements, element, home)
         if kind.managed:
             self._managed.append(buffer)
         self._made += 1
-        if populate:
-            self.populate(buffer)
+        if fill:
+            seed = self.seed * 1_000_003 + self._made
+            self.device.content.fill_random(allocation, buffer.dtype_name, seed, self.stream)
+        buffer.put_home(self.stream)
+        self.device.streams.synchronize(self.stream)
         return buffer
 
     @uncounted
-    def populate(self, buffer: Buffer, *, content: bool = True) -> None:
-        """Give the newest buffer its seeded content, if `content`, and put its pages home."""
-        if content:
-            seed = self.seed * 1_000_003 + self._made
-            self.device.content.fill_random(buffer.allocation, buffer.dtype_name, seed, self.stream)
-        buffer.put_home(self.stream)
-        self.device.streams.synchronize(self.stream)
-
-    @uncounted
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
-        """Return a buffer over a NumPy array: page-locked (`register`) or pageable. It cannot be
-        moved. Untouched pages come to lie on the device's NUMA node.
-        Raises `BadBuffer`: the array is not C-contiguous or not writable, is empty, its type is
-        not plain, or its memory is another buffer's.
-        Raises `TooMuchPinned`: it would pass the cap on page-locked memory.
-        """
+        """Return a buffer over a NumPy array, page-locked (`register`) or pageable, which cannot be
+        moved. Untouched pages come to lie on the device's NUMA node."""
         check_plain(array.dtype)
         flags = array.flags
         if not flags.c_contiguous or not flags.writeable or array.size == 0:
@@ -286,7 +261,7 @@ class Arena:
             check_cap(self.device, array.nbytes)
         else:
             self._refuse_shared(array)
-        with self.device.memory.near_host(None):
+        with self.device.memory.near_host():
             touch(array)
             allocation = self.device.memory.adopt(array, register=register)
         self._book(allocation, self.device.footprints.took(allocation.kind, array.nbytes))
@@ -341,8 +316,7 @@ class Arena:
 
     def taken(self, argument: Any) -> Any:
         """Return the buffer of an argument: that of `find`, or pageable host memory for another
-        NumPy array. Anything else stays as it is. Raises `BadBuffer`: as `adopt`.
-        """
+        NumPy array. Anything else stays as it is."""
         buffer = self.find(argument)
         if buffer is not None:
             return buffer
@@ -380,7 +354,7 @@ class Arena:
 
     @property
     def keeps(self) -> bool:
-        """True if there are other arenas that close with this one."""
+        """True if `keep` was given arenas that are open."""
         return bool(self._kept)
 
     def close_kept(self) -> None:
@@ -398,8 +372,7 @@ class Arena:
 
     @uncounted
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Return device memory at random places, without content. Raises as the device's
-        `scatter`."""
+        """Return device memory at random places, without content."""
         allocations = self.with_room(partial(self.device.memory.scatter, sizes, seed))
         for allocation in allocations:
             self._book(allocation)
@@ -416,7 +389,7 @@ class Arena:
         self._allocations[id(allocation)] = allocation, number
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
-        """Book a move: `new` is ours now, `old` no longer."""
+        """Book a move."""
         _, number = self._allocations.pop(id(old), (None, 0))
         self._book(new, number)
 

@@ -5,7 +5,7 @@ Sources: CUDA C++ Programming Guide, Unified Memory Programming; CUDA Runtime AP
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,34 +31,24 @@ class BufferAdvice:
     accessed_by: frozenset[Place] = frozenset()  # `cudaMemAdviseSetAccessedBy`, for each of them
 
     @property
-    def words(self) -> str:
-        """Each advice that is set: "read_mostly, preferred_location device, accessed_by device"."""
-        words = []
+    def words(self) -> Mapping[tuple[Advice, bool], str]:
+        """Words for each advice that is set. The key has True for the host."""
+        words = {}
         if self.read_mostly:
-            words.append("read_mostly")
+            words[Advice.READ_MOSTLY, False] = "read_mostly"
         if self.preferred_location is not None:
-            words.append(f"preferred_location {self.preferred_location}")
-        words += [f"accessed_by {place}" for place in PLACES if place in self.accessed_by]
-        return ", ".join(words)
-
-    def calls(self, before: BufferAdvice) -> Iterator[tuple[Advice, bool, bool]]:
-        """The calls that lead here from `before`: the advice, True for the host, True to set it."""
-        if self.read_mostly != before.read_mostly:
-            yield Advice.READ_MOSTLY, False, self.read_mostly
-        if self.preferred_location != before.preferred_location:
-            if before.preferred_location is not None:
-                yield Advice.PREFERRED_LOCATION, before.preferred_location == "host", False
-            if self.preferred_location is not None:
-                yield Advice.PREFERRED_LOCATION, self.preferred_location == "host", True
+            to_host = self.preferred_location == "host"
+            words[Advice.PREFERRED_LOCATION, to_host] = (
+                f"preferred_location {self.preferred_location}"
+            )
         for place in PLACES:
-            if (place in self.accessed_by) != (place in before.accessed_by):
-                yield Advice.ACCESSED_BY, place == "host", place in self.accessed_by
+            if place in self.accessed_by:
+                words[Advice.ACCESSED_BY, place == "host"] = f"accessed_by {place}"
+        return words
 
 
 def advised(before: BufferAdvice, **changes: Any) -> BufferAdvice:
-    """Return `before` with the given changes; `NOT_GIVEN` leaves an advice as it is.
-    Raises `BadBuffer`: a place other than "device" and "host", or a `read_mostly` that is no bool.
-    """
+    """Return `before` with the given changes; `NOT_GIVEN` leaves an advice as it is."""
     given = {name: value for name, value in changes.items() if value is not NOT_GIVEN}
     if not isinstance(given.get("read_mostly", False), bool):
         raise BadBuffer(f"read_mostly={given['read_mostly']!r}; accepted are True and False")
@@ -67,16 +57,13 @@ def advised(before: BufferAdvice, **changes: Any) -> BufferAdvice:
         raise BadBuffer(f'preferred_location={preferred!r}; accepted are "device", "host" and None')
     if "accessed_by" in given:
         places = given["accessed_by"]
-        listed = places
-        if places is None:
-            listed = ()
-        elif not isinstance(places, (tuple, list, set, frozenset)):
-            listed = (places,)
-        for place in listed:
+        if not isinstance(places, (tuple, list, set, frozenset)):
+            places = () if places is None else (places,)
+        for place in places:
             if place not in PLACES:
                 accepted = '"device", "host", both in a tuple, and None'
-                raise BadBuffer(f"accessed_by={places!r}; accepted are {accepted}")
-        given["accessed_by"] = frozenset(listed)
+                raise BadBuffer(f"accessed_by={given['accessed_by']!r}; accepted are {accepted}")
+        given["accessed_by"] = frozenset(places)
     return replace(before, **given)
 
 
@@ -155,8 +142,7 @@ class ManagedBuffer(Buffer):
     def put_home(self, stream: Stream) -> None:
         """Put pages where they are before every sample; waits where an advice has to change."""
         device = self._arena.device
-        # Copies on both sides would survive a prefetch: without the advice they become a single
-        # copy.
+        # Copies on both sides would survive a prefetch: without the advice there is a single copy.
         alone = replace(self._wanted, read_mostly=False)
         if self._in_force != alone:
             device.streams.synchronize(stream)
@@ -177,13 +163,17 @@ class ManagedBuffer(Buffer):
     def _in_force(self) -> BufferAdvice:
         """The advice that the driver knows; none for a fresh allocation."""
         allocation, advice = self._advised
-        if allocation is not self.allocation:
-            return BufferAdvice()
-        return advice
+        return advice if allocation is self.allocation else BufferAdvice()
 
     def _apply(self, wanted: BufferAdvice) -> None:
-        for advice, to_host, on in wanted.calls(self._in_force):
-            self._arena.device.managed.advise(self.allocation, advice, to_host, on=on)
+        before, after = self._in_force.words, wanted.words
+        advise = self._arena.device.managed.advise
+        for advice, to_host in before:
+            if (advice, to_host) not in after:
+                advise(self.allocation, advice, to_host, on=False)
+        for advice, to_host in after:
+            if (advice, to_host) not in before:
+                advise(self.allocation, advice, to_host, on=True)
         self._advised = (self.allocation, wanted)
 
 
@@ -193,15 +183,12 @@ def managed(
     dtype: Any,
     *,
     home: Home,
-    populate: bool = True,
+    fill: bool = True,
     discard: bool = False,
     **advice: Any,
-) -> ManagedBuffer:
-    """Return a managed buffer with its advice and its pages at `home`. `advice`: as `advised`.
-    Raises `Unsupported`: see `no_migration`; or the driver cannot discard.
-    Raises `OutOfMemory`: it is more than the device has free, and the test did not opt in to that.
-    Raises `BadBuffer`: as `Arena.buffer` and `advised`, or `discard` without a home.
-    """
+) -> Buffer:
+    """Return a managed buffer with its advice and its pages at `home`. Raises `OutOfMemory`: it is
+    more than the device has free, and the test did not opt in to that."""
     wanted = advised(BufferAdvice(), **advice)
     why = no_migration(arena.device.facts)
     if why is not None:
@@ -229,21 +216,13 @@ def managed(
         over = True
         return memory.oversubscribe(nbytes)
 
-    buffer = arena.buffer(
-        shape,
-        dtype,
-        MemoryKind.MANAGED,
-        home=home,
-        populate=False,
-        handle=ManagedBuffer,
-        make=allocate,
-    )
-    assert isinstance(buffer, ManagedBuffer)
-    buffer.oversubscribed = over
-    buffer._wanted = wanted
-    buffer.discards = discard
-    arena.populate(buffer, content=populate)
-    return buffer
+    def handle(*parts: Any) -> ManagedBuffer:
+        buffer = ManagedBuffer(*parts)
+        buffer.oversubscribed, buffer._wanted, buffer.discards = over, wanted, discard
+        return buffer
+
+    kind = MemoryKind.MANAGED
+    return arena.buffer(shape, dtype, kind, home=home, fill=fill, handle=handle, make=allocate)
 
 
 def no_migration(facts: DeviceFacts) -> str | None:

@@ -23,7 +23,7 @@ class BadBuffer(ValueError):
 def parse_shape(
     shape: int | str | Sequence[int], dtype: Any
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return elements per axis and element type. Raises `BadBuffer`: see `Arena.buffer`."""
+    """Return elements per axis and element type."""
     try:
         element = np.dtype(dtype)
     except TypeError:
@@ -51,7 +51,6 @@ def parse_shape(
 
 
 def check_plain(element: np.dtype[Any]) -> None:
-    """Raise `BadBuffer` for a type that is no plain number."""
     if element.kind not in "biufc" or not element.isnative:
         accepted = "it takes numbers in the machine's byte order"
         raise BadBuffer(f"dtype {element} cannot live in a buffer: {accepted}")
@@ -65,7 +64,6 @@ class TooMuchPinned(OutOfMemory):
 
 
 def check_cap(device: Device, nbytes: int) -> None:
-    """Raise `TooMuchPinned` if `nbytes` more of page-locked memory would pass the cap."""
     memory = device.memory.host()
     cap = int(SHARE * memory.total)
     if memory.locked + nbytes <= cap:
@@ -80,8 +78,8 @@ def check_cap(device: Device, nbytes: int) -> None:
 
 
 def touch(array: np.ndarray[Any, Any]) -> None:
-    """Write a byte of every page of a C-contiguous, writable array back to it, so that each page
-    exists: all unwritten pages read from a single page of zeros, as if the link were faster."""
+    """Write to each page of an array, so that it exists: unwritten pages are all read from a single
+    page of zeros, as if the link were faster."""
     flat = array.reshape(-1).view(np.uint8)
     flat[:: mmap.PAGESIZE] = flat[:: mmap.PAGESIZE]
     flat[-1:] = flat[-1:]

@@ -94,7 +94,7 @@ class Memory:
             shape,
             dtype,
             home=homes[first_touch],
-            populate=first_touch != "none",
+            fill=first_touch != "none",
             discard=discard,
             read_mostly=read_mostly,
             preferred_location=preferred_location,
@@ -135,7 +135,6 @@ class Memory:
         mapped: bool = True,
         write_combined: bool = False,
         portable: bool = True,
-        numa: int | None = None,
         like: Any = None,
     ) -> Any:
         """Page-locked host memory by `cudaHostAlloc` (CUDA C++ Best Practices Guide, 9.1.1).
@@ -145,18 +144,11 @@ class Memory:
             mapped: visible to kernels (zero copy, 9.1.3).
             write_combined: fast for the host to write and for the link, slow for the host to read.
             portable: page-locked for every CUDA context, not for that of this device alone.
-            numa: NUMA node of the host on which it is to lie; None: the one that the device is
-                attached to, where the host says it.
 
         Raises:
             TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
-            Unsupported: the device cannot map host memory, or the host has no such NUMA node; the
-                test skips.
+            Unsupported: the device cannot map host memory; the test skips.
         """
-        if numa is not None and (
-            isinstance(numa, bool) or not isinstance(numa, (int, np.integer)) or numa < 0
-        ):
-            raise BadBuffer(f"numa={numa!r}; it is the number of a NUMA node of the host, or None")
         if mapped and not self.arena.device.facts.can_map_host:
             raise Unsupported(
                 f"{self.arena.device.facts.name} cannot map host memory (canMapHostMemory is 0)"
@@ -169,7 +161,6 @@ class Memory:
             mapped=mapped,
             write_combined=write_combined,
             portable=portable,
-            numa=None if numa is None else int(numa),
         )
         return self._give(buffer, like)
 
@@ -209,23 +200,17 @@ class Memory:
         else:
             block = generator.random(4096)
         # np.resize repeats the block: the pages must exist, their content need not be unique.
-        with self.arena.device.memory.near_host(None):
-            made = np.resize(block.astype(element), shape)
-        return self.arena.adopt(made, register=register)
+        with self.arena.device.memory.near_host():
+            array = np.resize(block.astype(element), shape)
+        return self.arena.adopt(array, register=register)
 
     def _give(self, buffer: Any, like: Any) -> Any:
         return buffer if like is None else self.arena.guest(buffer, like)
 
 
 def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
-    """Return the kind of memory of a pointer, by the driver and the operating system.
-    `device`: whose memory is "device"; another GPU's is "peer".
-    `pointer`: an address as an integer, a buffer, or an array of any library (by
-    `__cuda_array_interface__`, `data_ptr()` or `__array_interface__`), of which its first element
-    counts.
-    Returns None for an address outside this process's memory.
-    Raises `BadBuffer`: it is none of these, or a negative address.
-    """
+    """Return the kind of memory of an address, a buffer or an array, by the driver and the
+    operating system; None outside of this process's memory."""
     address = address_of(pointer)
     if address < 0:
         raise BadBuffer(f"{address} is no address")
@@ -234,8 +219,7 @@ def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
 
 
 def address_of(pointer: Any) -> int:
-    """Return the address of an integer, a buffer or an array's first element. Raises
-    `BadBuffer`."""
+    """Return the address of an integer, a buffer or an array's first element."""
     if isinstance(pointer, Integral) and not isinstance(pointer, bool):
         return int(pointer)
     if isinstance(pointer, Buffer):

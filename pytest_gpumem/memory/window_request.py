@@ -1,8 +1,4 @@
-"""The arguments of a persisting stream: checked, and fitted to the device.
-
-Source: CUDA C++ Programming Guide, Device Memory L2 Access Management; CUDA C++ Best Practices
-Guide, 9.2.2.
-"""
+"""The arguments of a persisting stream: checked, and fitted to the device."""
 
 from __future__ import annotations
 
@@ -52,7 +48,7 @@ class WindowRequest:
 
     @property
     def persists(self) -> bool:
-        """Whether lines under the window persist, so that it needs a set-aside."""
+        """Whether lines under the window persist: it needs a set-aside."""
         return self.hit is AccessProperty.PERSISTING and not self.too_large
 
     @property
@@ -74,7 +70,7 @@ def window_request(
     where: Any = "stream",
     allow_thrash: Any = False,
 ) -> WindowRequest:
-    """Return the checked arguments of `l2.persisting`, which describes them and their errors."""
+    """Return the checked arguments of `l2.persisting`."""
     facts = device.facts
     if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
         given = repr(buffer) if isinstance(buffer, Buffer) else _in_one_line(buffer)
@@ -92,7 +88,9 @@ def window_request(
             raise BadWindow(f"{name}={value!r}; accepted are {accepted}")
     if not isinstance(allow_thrash, bool):
         raise BadWindow(f"allow_thrash={allow_thrash!r}; accepted are True and False")
-    start = _offset(buffer, offset)
+    start = _bytes("offset", offset, "accepted are bytes and")
+    if start >= buffer.nbytes:
+        raise BadWindow(f"offset={format_bytes(start)} is not inside {buffer!r}")
     nbytes = _window_bytes(facts, buffer, window, start)
     size = _set_aside(facts, set_aside)
     all_fitted = fitted and size == "fit" and hit == "persisting"
@@ -112,7 +110,7 @@ def window_request(
 
 
 def _in_one_line(value: Any) -> str:
-    """Return a value for a message, shortened: arrays print their content over many lines."""
+    """Return a value for a message: arrays print their content over many lines."""
     return " ".join(shortened(value).split())
 
 
@@ -120,15 +118,12 @@ def _is_ratio(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= float(value) <= 1.0
 
 
-def _offset(buffer: Buffer, offset: Any) -> int:
+def _bytes(name: str, value: Any, accepted: str) -> int:
     try:
-        start = parse_bytes(offset)
-    except (QuantityError, TypeError):
-        accepted = 'accepted are bytes and a size such as "8 MiB"'
-        raise BadWindow(f"offset={_in_one_line(offset)}; {accepted}") from None
-    if start >= buffer.nbytes:
-        raise BadWindow(f"offset={format_bytes(start)} is not inside {buffer!r}")
-    return start
+        return parse_bytes(value)
+    except (QuantityError, TypeError):  # an array of several numbers is no index
+        text = f'{name}={_in_one_line(value)}; {accepted} a size such as "8 MiB"'
+        raise BadWindow(text) from None
 
 
 def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any, offset: int) -> int:
@@ -141,11 +136,7 @@ def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any, offset: int) 
                 'persisting_stream(..., window="clamp") lays the window over its first bytes'
             )
         return min(rest, largest)
-    try:
-        size = parse_bytes(window)
-    except (QuantityError, TypeError):
-        accepted = 'accepted are "error", "clamp", bytes and a size such as "8 MiB"'
-        raise BadWindow(f"window={_in_one_line(window)}; {accepted}") from None
+    size = _bytes("window", window, 'accepted are "error", "clamp", bytes and')
     if not size:
         raise BadWindow('window=0 bytes; set_aside="off" measures without a window')
     if size > largest:
@@ -168,7 +159,7 @@ def _set_aside(facts: DeviceFacts, given: Any) -> SetAside:
         else:
             size = parse_bytes(given)
             text = format_bytes(size)
-    except (QuantityError, TypeError):  # an array of several numbers is no index
+    except (QuantityError, TypeError):
         raise BadWindow(f"set_aside={given!r}; accepted are {_SET_ASIDE}") from None
     largest = facts.persisting_l2_max_bytes
     if size > largest:
@@ -195,6 +186,5 @@ def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
 
 
 def fit_hit_ratio(set_aside: int, nbytes: int) -> float:
-    """Return the largest hit ratio that does not thrash: what is set aside over the window, at most
-    1 (Best Practices Guide, 9.2.2.2)."""
+    """Return the largest hit ratio that does not thrash (Best Practices Guide, 9.2.2.2)."""
     return min(1.0, set_aside / nbytes)

@@ -116,7 +116,7 @@ def prefetched_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
 @pytest.fixture
 def pinned_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True,
-    numa=None, like=None)`: page-locked host memory."""
+    like=None)`: page-locked host memory."""
     return _gpumem_test.memory.pinned
 
 

@@ -113,11 +113,9 @@ def test_memory_of_others_is_told_too(memory_kind: Any) -> None:
     assert memory_kind(array) == "pageable"
 
 
-def test_pinned_memory_lies_on_the_node_that_was_asked_for(
-    gpu_device: Device, pinned_buffer: Any
-) -> None:
+def test_pinned_memory_lies_on_the_node_of_the_gpu(gpu_device: Device, pinned_buffer: Any) -> None:
     before = os.sched_getaffinity(0)
-    with gpu_device.memory.near_host(None) as node:
+    with gpu_device.memory.near_host() as node:
         inside = os.sched_getaffinity(0)
     assert os.sched_getaffinity(0) == before
     if node is None:
@@ -125,7 +123,7 @@ def test_pinned_memory_lies_on_the_node_that_was_asked_for(
             "the host does not say which NUMA node the GPU is attached to, or the process may not run there"
         )
     assert inside <= before
-    assert pinned_buffer(MiB, numa=node).nbytes == MiB
+    assert pinned_buffer(MiB).nbytes == MiB
     assert os.sched_getaffinity(0) == before
 
 

@@ -239,8 +239,8 @@ class CudaMemory:
     def allocator(self, name: str) -> Allocator:
         return allocator(name, self._index)
 
-    def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
-        return places.on_node(node, places.nearest_node(self._index))
+    def near_host(self) -> AbstractContextManager[int | None]:
+        return places.on_node(places.nearest_node(self._index))
 
     def host(self) -> HostMemory:
         return HostMemory(*places.host_bytes(), sum(a.nbytes for a in self._locked.values()))

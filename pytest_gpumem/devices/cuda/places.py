@@ -85,29 +85,21 @@ def _cpus(listed: str) -> frozenset[int]:
 
 
 @contextmanager
-def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Iterator[int | None]:
-    """As `DeviceMemory.near_host`; `nearest` is the node that the device is attached to. The kernel
-    gives a page from the node of the CPU that touches it first, and page-locking touches."""
+def on_node(node: int | None, system: Path = _NODES) -> Iterator[int | None]:
+    """As `DeviceMemory.near_host`. The kernel gives a page from the node of the CPU that touches it
+    first, and page-locking touches."""
     there = nodes(system)
-    wanted = nearest if node is None else node
-    if node is not None and node not in there:
-        known = ", ".join(map(str, there)) or "none that it names"
-        raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: {known}")
-    if wanted is None or wanted not in there or not hasattr(os, "sched_setaffinity"):
+    if node is None or node not in there or not hasattr(os, "sched_setaffinity"):
         yield None
         return
     before = os.sched_getaffinity(0)
-    cpus = before & there[wanted]
+    cpus = before & there[node]
     if not cpus:
-        if node is not None:
-            raise Unsupported(
-                f"numa={node}: none of the CPUs of that NUMA node is this process's to run on"
-            )
         yield None
         return
     os.sched_setaffinity(0, cpus)
     try:
-        yield wanted
+        yield node
     finally:
         os.sched_setaffinity(0, before)
 

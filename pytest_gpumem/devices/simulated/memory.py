@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -167,11 +167,8 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
                     return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
         return None if is_mapped(address) is False else MemoryKind.PAGEABLE
 
-    @contextmanager
-    def near_host(self, node: int | None) -> Iterator[int | None]:
-        if node not in (None, 0):
-            raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: 0")
-        yield 0
+    def near_host(self) -> AbstractContextManager[int | None]:
+        return nullcontext(0)
 
     def allocator(self, name: str) -> protocol.Allocator:
         checks.check_allocator(name)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
 
 import numpy as np
 import pytest
-from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.shapes import BadBuffer, TooMuchPinned, touch
+from pytest_gpumem.memory.shapes import TooMuchPinned, touch
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -37,17 +35,6 @@ def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memor
         capped.pinned(4)
     capped.arena.close()
     capped.pinned(16 * MIB)
-
-
-def test_a_node_is_a_number() -> None:
-    cases: list[Any] = [-1, True, "0", 1.0]
-    for numa in cases:
-        memory = Memory(Arena(CountedDevice(), seed=7))
-        with (
-            naming(numa),
-            pytest.raises(BadBuffer, match=rf"numa={numa!r}; it is the number of a NUMA node"),
-        ):
-            memory.pinned(4096, numa=numa)
 
 
 def test_touching_changes_nothing() -> None:
