@@ -50,6 +50,10 @@ class Check:
         """Return the finding of a limit whose figure is unknown."""
         return self.finding(outcome, f"{self.limit} cannot be judged: {why}", code)
 
+    def never(self, why: str) -> LimitResult:
+        """Return the FAIL of a limit that the measurement can never meet."""
+        return self.not_judged(why, outcome=Outcome.FAIL)
+
     def at_most(self, count: int, most: int, figure: str, code: Code | None = None) -> LimitResult:
         """Return the finding about an exact count, which `figure` has in words.
 

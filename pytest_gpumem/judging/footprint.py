@@ -7,9 +7,7 @@ are on the process of the run that takes the most.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
 
 from msgspec.structs import replace
@@ -17,69 +15,16 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.finding import Check, check_of, counted
 from pytest_gpumem.limits import BASE, MAX_WAITS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
-
-@dataclass(frozen=True)
-class FootprintCheck(Check):
-    """A limit and the footprint that it applies to."""
-
-    footprint: Footprint
-    past: Sequence[Footprint]  # of the saved runs
-    no_history: str | None  # why there are none
-    of: str  # what the runs of `past` are, in words
-
-
-def _max_peak(check: FootprintCheck) -> LimitResult:
-    peak = max(peaks_of(check.footprint))
-    most = parse_bytes(check.written)
-    return check.at_most(peak, most, f"a peak of {short_bytes(peak)}", Code.TOO_MUCH_MEMORY)
-
-
-def _max_kept(check: FootprintCheck) -> LimitResult:
-    footprint = check.footprint
-    kept = max(footprint.kept, *(further.kept for further in footprint.further), 0)
-    text = f"{short_bytes(kept)} kept"
-    beside = sum(use.allowed for use in footprint.uses)
-    if beside:
-        text += f", beside {short_bytes(beside)} that allow_kept names"
-    return check.at_most(kept, parse_bytes(check.written), text, Code.TOO_MUCH_MEMORY)
-
-
-def _max_peak_regression(check: FootprintCheck) -> LimitResult:
-    saved: list[int] = []
-    runs, changed = 0, False
-    for past in check.past:
-        if not past.watched:
-            continue  # it has waits alone
-        if comparable(check.footprint, past):
-            saved += peaks_of(past)
-            runs += 1
-        else:
-            changed = True
-    if not saved and changed:
-        why = "the driver's allocations are watched on a single side"
-        return check.measured_differently(why)
-    if not saved:
-        return check.new(check.no_history or "the baseline holds no such row")
-    peaks = peaks_of(check.footprint)
-    peak, greatest = median_low(peaks), max(saved)
-    growth = f"{'+' if peak >= greatest else ''}{short_bytes(peak - greatest)}"
-    if greatest:
-        growth += f", {format_share(peak / greatest - 1, sign=True)}"
-    peak_text, greatest_text = sizes(peak, greatest)
-    of = counted(runs, "saved run")
-    figure = f"a peak of {peak_text} against {greatest_text} of {of} ({growth})"
-    most = parse_growth(check.written).most(greatest)
-    if peak > most and min(saved) < greatest:
-        low, high = short_bytes(min(saved)), short_bytes(greatest)
-        figure += f"; unchanged code varies between {low} and {high}"
-        reason = f"{check.limit} needs a duet: {figure}"
-        return check.finding(Outcome.UNDECIDED, reason, Code.NOISY)
-    return check.at_most(peak, most, figure, Code.TOO_MUCH_MEMORY)
+JUDGED = ("max_peak", "max_peak_regression", "max_kept", MAX_WAITS)
+"""Limits on a footprint. Waits are judged where they were to be read."""
+AT_THE_END = ("max_kept",)
+"""Limits on what is there when the test has ended; the others are judged at its body's end."""
+ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
 
 
 def comparable(footprint: Footprint, other: Footprint) -> bool:
@@ -105,36 +50,6 @@ def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, 
     return replace(footprint, further=tuple(repeats))
 
 
-def _max_waits(check: FootprintCheck) -> LimitResult:
-    waits = check.footprint.waits
-    assert waits is not None
-    figure = f"the host waits {counted(waits.count, 'time')}"
-    if waits.lines:
-        figure += f": {waits.text}"
-    if waits.not_read is not None:
-        return check.not_judged(waits.not_read, Code.NOT_READ)
-    past = []
-    for saved in check.past:
-        if saved.waits is not None and saved.waits.not_read is None:
-            past.append(saved.waits.count)
-    if past and check.written == BASE:
-        figure += f", {counted(max(past), 'time')} in {check.of}"
-    why_new = check.no_history or f"no run of {check.of} read waits"
-    return check.of_count(waits.count, figure, past, why_new)
-
-
-RULES: Mapping[str, Callable[[FootprintCheck], LimitResult]] = {
-    "max_peak": _max_peak,
-    "max_peak_regression": _max_peak_regression,
-    "max_kept": _max_kept,
-    MAX_WAITS: _max_waits,
-}
-"""By the limit's name. Waits are judged where they were to be read."""
-AT_THE_END = ("max_kept",)
-"""Limits on what is there when the test has ended; the others are judged at its body's end."""
-ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
-
-
 def judge_footprint(
     footprint: Footprint,
     limits: Limits,
@@ -155,20 +70,42 @@ def judge_footprint(
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        limit = check_of(limits, name)
-        if limit is None:
+        check = check_of(limits, name)
+        if check is None:
             continue
-        check = FootprintCheck(name, limit.written, limit.origin, footprint, past, no_history, of)
         if name != MAX_WAITS:
-            yield _of_bytes(check, fixtures_alone)
+            yield _judge_bytes(check, footprint, past, no_history, fixtures_alone)
         elif footprint.waits is not None:
-            yield _max_waits(check)
+            yield _judge_waits(check, footprint.waits, past, no_history, of)
 
 
-def _of_bytes(check: FootprintCheck, fixtures_alone: bool) -> LimitResult:
+def _judge_waits(
+    check: Check, waits: Waits, past: Sequence[Footprint], no_history: str | None, of: str
+) -> LimitResult:
+    if waits.not_read is not None:
+        return check.not_judged(waits.not_read, Code.NOT_READ)
+    figure = f"the host waits {counted(waits.count, 'time')}"
+    if waits.lines:
+        figure += f": {waits.text}"
+    counts = []
+    for run in past:
+        if run.waits is not None and run.waits.not_read is None:
+            counts.append(run.waits.count)
+    if counts and check.written == BASE:
+        figure += f", {counted(max(counts), 'time')} in {of}"
+    why_new = no_history or f"no run of {of} read waits"
+    return check.of_count(waits.count, figure, counts, why_new)
+
+
+def _judge_bytes(
+    check: Check,
+    footprint: Footprint,
+    past: Sequence[Footprint],
+    no_history: str | None,
+    fixtures_alone: bool,
+) -> LimitResult:
     """Return the finding about bytes, or UNDECIDED where too little was seen for it."""
-    footprint = check.footprint
-    finding = RULES[check.name](check)
+    finding = _of_bytes(check, footprint, past, no_history)
     if not footprint.watched and finding.outcome is not Outcome.FAIL:
         why = "; ".join(footprint.not_watched) or "nothing was watched"
         return check.not_judged(why, Code.NOT_READ)
@@ -183,12 +120,55 @@ def _of_bytes(check: FootprintCheck, fixtures_alone: bool) -> LimitResult:
     elif not footprint.driver_watched and (footprint.bound is None or not at_the_end):
         unseen = "memory that the driver gave and got back meanwhile was not seen"
     elif footprint.peak_bound is not None and not at_the_end:
-        highest = dataclasses.replace(
-            check, footprint=replace(footprint, peak=footprint.peak_bound)
-        )
-        if RULES[check.name](highest).outcome is not Outcome.PASS:
+        highest = replace(footprint, peak=footprint.peak_bound)
+        if _of_bytes(check, highest, past, no_history).outcome is not Outcome.PASS:
             unseen = f"the peak is at most {short_bytes(footprint.peak_bound)}"
     if unseen:
         unseen += f"; {'; '.join(footprint.not_watched)}"
         return check.not_judged(unseen, Code.CONDITIONS)
     return finding
+
+
+def _of_bytes(
+    check: Check, footprint: Footprint, past: Sequence[Footprint], no_history: str | None
+) -> LimitResult:
+    if check.name == "max_peak_regression":
+        return _growth(check, footprint, past, no_history)
+    if check.name == "max_peak":
+        nbytes = max(peaks_of(footprint))
+        figure = f"a peak of {short_bytes(nbytes)}"
+    else:
+        nbytes = max(footprint.kept, *(further.kept for further in footprint.further), 0)
+        figure = f"{short_bytes(nbytes)} kept"
+        beside = sum(use.allowed for use in footprint.uses)
+        if beside:
+            figure += f", beside {short_bytes(beside)} that allow_kept names"
+    return check.at_most(nbytes, parse_bytes(check.written), figure, Code.TOO_MUCH_MEMORY)
+
+
+def _growth(
+    check: Check, footprint: Footprint, past: Sequence[Footprint], no_history: str | None
+) -> LimitResult:
+    watched = [run for run in past if run.watched]  # the others have waits alone
+    alike = [run for run in watched if comparable(footprint, run)]
+    if watched and not alike:
+        return check.measured_differently("the driver's allocations are watched on a single side")
+    if not alike:
+        return check.new(no_history or "the baseline holds no such row")
+    saved: list[int] = []
+    for run in alike:
+        saved += peaks_of(run)
+    peak, greatest = median_low(peaks_of(footprint)), max(saved)
+    growth = f"{'+' if peak >= greatest else ''}{short_bytes(peak - greatest)}"
+    if greatest:
+        growth += f", {format_share(peak / greatest - 1, sign=True)}"
+    peak_text, greatest_text = sizes(peak, greatest)
+    of = counted(len(alike), "saved run")
+    figure = f"a peak of {peak_text} against {greatest_text} of {of} ({growth})"
+    most = parse_growth(check.written).most(greatest)
+    if peak > most and min(saved) < greatest:
+        low, high = short_bytes(min(saved)), short_bytes(greatest)
+        figure += f"; unchanged code varies between {low} and {high}"
+        reason = f"{check.limit} needs a duet: {figure}"
+        return check.finding(Outcome.UNDECIDED, reason, Code.NOISY)
+    return check.at_most(peak, most, figure, Code.TOO_MUCH_MEMORY)

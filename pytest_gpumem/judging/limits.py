@@ -9,8 +9,7 @@ test; it holds where the factor exceeds the margin of a repetition (99 %), else 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_gpumem.judging.finding import Check, basis, check_of, counted
 from pytest_gpumem.judging.spread import repetition_margin
@@ -54,78 +53,65 @@ def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
     return f"its footprint of {taken} is below {least}, {L2_MULTIPLES} x L2"
 
 
-@dataclass(frozen=True)
-class LimitCheck(Check):
-    """A limit and the measurement that it applies to."""
+def _beside(
+    check: Check,
+    measurement: Measurement,
+    figure: str,
+    limit: str,
+    ratio: float,
+    distance: float,
+    sides: tuple[str, str],
+    scale: float = 1.0,
+) -> LimitResult:
+    """Compare a figure with its limit.
 
-    measurement: Measurement
-    facts: DeviceFacts
-    siblings: Mapping[str, Measurement]  # the measurements of its test by label
-    past: Sequence[Measurement]  # the saved runs that it is compared with
-    of: str  # what these runs are, in words
-
-    def never(self, why: str) -> LimitResult:
-        """Return the FAIL of a limit that this measurement can never meet."""
-        return self.not_judged(why, outcome=Outcome.FAIL)
-
-    def beside(
-        self,
-        figure: str,
-        limit: str,
-        ratio: float,
-        distance: float,
-        sides: tuple[str, str],
-        scale: float = 1.0,
-    ) -> LimitResult:
-        """Compare a figure with its limit.
-
-        `limit`: the limit in words.
-        `ratio`: measured latency over the longest allowed.
-        `distance`: the figure over the limit, less 1.
-        `sides`: the words of the wrong and of the right side.
-        `scale`: change of the figure, as a share of the limit, for a change of the latency as a
-        share.
-        """
-        margin = repetition_margin(self.measurement)
-        reason = (
-            f"{figure} is {sides[0] if ratio > 1 else sides[1]} {limit} by "
-            f"{format_share(abs(distance))}, margin {format_share(math.expm1(margin) * scale)}, "
-            f"{basis(self.measurement)}"
-        )
-        if ratio <= 1:
-            return self.finding(Outcome.PASS, reason)
-        if math.log(ratio) <= margin:
-            return self.finding(Outcome.UNDECIDED, f"{reason}: too close to call", Code.NOISY)
-        return self.finding(Outcome.FAIL, reason)
+    `limit`: the limit in words.
+    `ratio`: measured latency over the longest allowed.
+    `distance`: the figure over the limit, less 1.
+    `sides`: the words of the wrong and of the right side.
+    `scale`: change of the figure, as a share of the limit, for a change of the latency as a share.
+    """
+    margin = repetition_margin(measurement)
+    reason = (
+        f"{figure} is {sides[0] if ratio > 1 else sides[1]} {limit} by "
+        f"{format_share(abs(distance))}, margin {format_share(math.expm1(margin) * scale)}, "
+        f"{basis(measurement)}"
+    )
+    if ratio <= 1:
+        return check.finding(Outcome.PASS, reason)
+    if math.log(ratio) <= margin:
+        return check.finding(Outcome.UNDECIDED, f"{reason}: too close to call", Code.NOISY)
+    return check.finding(Outcome.FAIL, reason)
 
 
-def _max_latency(check: LimitCheck) -> LimitResult:
-    longest, latency = parse_time(check.written), check.measurement.latency
+def _max_latency(check: Check, measurement: Measurement) -> LimitResult:
+    longest, latency = parse_time(check.written), measurement.latency
     limit = f"max_latency {format_time(longest)} ({check.origin})"
-    ratio = latency / longest
-    return check.beside(format_time(latency), limit, ratio, ratio - 1, ("above", "below"))
+    ratio, sides = latency / longest, ("above", "below")
+    return _beside(check, measurement, format_time(latency), limit, ratio, ratio - 1, sides)
 
 
-def _min_bandwidth(check: LimitCheck) -> LimitResult:
-    least, bandwidth = parse_rate(check.written), check.measurement.bandwidth
+def _min_bandwidth(check: Check, measurement: Measurement, facts: DeviceFacts) -> LimitResult:
+    least, bandwidth = parse_rate(check.written), measurement.bandwidth
     if bandwidth is None:
         return check.never("the traffic is unknown (give `moved=`)")
     if not bandwidth:
         return check.never("a launch moves no bytes")
     origin = check.origin
     if isinstance(least, Share):
-        why = no_share_text(check.measurement, check.facts)
+        why = no_share_text(measurement, facts)
         if why is not None:
             return check.never(f'{why}; give a rate such as "900 GB/s"')
-        least = least.value * check.facts.dram_peak
+        least = least.value * facts.dram_peak
         origin = f"{check.written}, {origin}"
     limit = f"min_bandwidth {format_rate(least)} ({origin})"
     figure, distance = format_rate(bandwidth), bandwidth / least - 1
-    return check.beside(figure, limit, least / bandwidth, distance, ("below", "above"))
+    sides = ("below", "above")
+    return _beside(check, measurement, figure, limit, least / bandwidth, distance, sides)
 
 
-def _min_overlap(check: LimitCheck) -> LimitResult:
-    measurement, overlap = check.measurement, check.measurement.overlap
+def _min_overlap(check: Check, measurement: Measurement) -> LimitResult:
+    overlap = measurement.overlap
     if overlap is None:
         if measurement.profiled:
             return check.never("a profiler is attached")
@@ -138,17 +124,20 @@ def _min_overlap(check: LimitCheck) -> LimitResult:
     ratio = measurement.latency / (overlap.sequential - least * hideable)
     scale = measurement.latency / (hideable * least)
     figure = f"{format_share(hidden)} of what overlap can hide"
-    return check.beside(figure, check.limit, ratio, hidden / least - 1, ("below", "above"), scale)
+    distance, sides = hidden / least - 1, ("below", "above")
+    return _beside(check, measurement, figure, check.limit, ratio, distance, sides, scale)
 
 
-def _faster_than(check: LimitCheck) -> LimitResult | None:
-    measurement, (by, label) = check.measurement, parse_claim(check.written)
+def _faster_than(
+    check: Check, measurement: Measurement, siblings: Mapping[str, Measurement]
+) -> LimitResult | None:
+    by, label = parse_claim(check.written)
     if measurement.label == label:
         return None  # a marker's claim is about the other measurements of the test
     limit = f"faster_than {by:g} x {label} ({check.origin})"
-    other = check.siblings.get(label)
+    other = siblings.get(label)
     if other is None:
-        others = [repr(known) for known in check.siblings if known not in ("", measurement.label)]
+        others = [repr(known) for known in siblings if known not in ("", measurement.label)]
         why = f"the test has no measurement labelled {label!r}; others are "
         why += ", ".join(others) or "none"
         return check.finding(Outcome.FAIL, f"{limit} cannot be judged: {why}")
@@ -202,22 +191,24 @@ def exact_count(measurement: Measurement, name: str) -> int | str:
     return of_pages
 
 
-def _count(check: LimitCheck) -> LimitResult:
-    """The rule of a limit on an exact count. `BASE` is the greatest count of the saved runs."""
-    count = exact_count(check.measurement, check.name)
+def _count(
+    check: Check, measurement: Measurement, past: Sequence[Measurement], of: str
+) -> LimitResult:
+    """Judge an exact count. `BASE` is the greatest count of the saved runs."""
+    count = exact_count(measurement, check.name)
     if isinstance(count, str):
         return check.not_judged(count, Code.CONDITIONS)
     figure = _count_text(check.name, count)
     if check.name == "max_migrated":
-        figure += _causes(check.measurement)
-    past = []
-    for run in check.past:
+        figure += _causes(measurement)
+    counts = []
+    for run in past:
         then = exact_count(run, check.name)
         if not isinstance(then, str):
-            past.append(then)
-    if past and check.written == BASE:
-        figure += f", {_count_text(check.name, max(past))} in {check.of}"
-    return check.of_count(count, figure, past, f"no run of {check.of} has this count")
+            counts.append(then)
+    if counts and check.written == BASE:
+        figure += f", {_count_text(check.name, max(counts))} in {of}"
+    return check.of_count(count, figure, counts, f"no run of {of} has this count")
 
 
 def _count_text(name: str, count: int) -> str:
@@ -236,14 +227,8 @@ def _causes(measurement: Measurement) -> str:
     return f" ({', '.join(causes)})" if causes else ""
 
 
-RULES: Mapping[str, Callable[[LimitCheck], LimitResult | None]] = {
-    "max_latency": _max_latency,
-    "min_bandwidth": _min_bandwidth,
-    "min_overlap": _min_overlap,
-    "faster_than": _faster_than,
-    **dict.fromkeys(EXACT, _count),
-}
-"""By the limit's name. `judge` compares `max_regression` with the reference."""
+JUDGED = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
+"""Limits on a measurement by itself."""
 
 
 def counts_steps(limits: Limits) -> bool:
@@ -265,7 +250,7 @@ def absolute(
     facts: DeviceFacts,
     siblings: Mapping[str, Measurement] | None = None,
     past: Sequence[Measurement] = (),
-    names: Collection[str] = tuple(RULES),
+    names: Collection[str] = JUDGED,
     of: str = "the baseline",
 ) -> Iterator[LimitResult]:
     """Yield a finding for each limit that is set and among `names`.
@@ -275,13 +260,20 @@ def absolute(
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        limit = check_of(limits, name)
-        if limit is None:
+        check = check_of(limits, name)
+        if check is None:
             continue
-        check = LimitCheck(
-            name, limit.written, limit.origin, measurement, facts, siblings or {}, past, of
-        )
-        finding = RULES[name](check)
+        finding: LimitResult | None
+        if name == "max_latency":
+            finding = _max_latency(check, measurement)
+        elif name == "min_bandwidth":
+            finding = _min_bandwidth(check, measurement, facts)
+        elif name == "min_overlap":
+            finding = _min_overlap(check, measurement)
+        elif name == "faster_than":
+            finding = _faster_than(check, measurement, siblings or {})
+        else:
+            finding = _count(check, measurement, past, of)
         if finding is not None:
             yield finding
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
+from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
@@ -72,7 +72,7 @@ class WatchedTest:
     @property
     def limited_in_body(self) -> bool:
         """True if something is judged at the end of its body."""
-        in_body = [name for name in RULES if name not in AT_THE_END]
+        in_body = [name for name in JUDGED if name not in AT_THE_END]
         return bool(self.parts) or limited(self.limits, in_body)
 
     def tried(self, read: Callable[[], T]) -> T | None:
@@ -191,7 +191,7 @@ class WatchedTest:
             item.obj = body
 
 
-def limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
+def limited(limits: Limits, names: Iterable[str] = JUDGED) -> bool:
     """True if one of the limits is set."""
     return any(getattr(limits, name) is not None for name in names)
 
