@@ -15,7 +15,7 @@ from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.harness import Flush, holding
+from pytest_gpumem.measuring.harness import flush_of, holding
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -93,7 +93,8 @@ class Experiment:
         self._window = window
         self._random = np.random.default_rng(seed)
         self._arena = Arena(device, seed=0)
-        self._flush = Flush(self._arena, "clean-cold")
+        flush = flush_of(self._arena, "clean-cold")
+        self._flush = partial(device.kernels.launch, flush)
         self._samples = HeldSamples(device, MOST)
         self._padding: Allocation | None = None
         # A kernel is loaded at its first launch, which waits for the device: not held.

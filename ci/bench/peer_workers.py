@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from triad_bench import SCALAR, TriadBench, cuda_index
 
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.measuring.plan import Plan
+from pytest_gpumem.measuring.measure import Plan
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.units import KiB, MiB
 

@@ -13,8 +13,9 @@ from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.plan import Plan
+from pytest_gpumem.measuring.case import target_of
+from pytest_gpumem.measuring.harness import Harness
+from pytest_gpumem.measuring.measure import Plan, measure
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Measurement
@@ -42,7 +43,7 @@ class TriadBench:
         self.arena = Arena(self.device, seed=0)
         self._kernels = Kernels(self.device)
         self.triad = self._kernels.triad
-        self._conductor = Conductor(self.device, Ranges(), profiled=False)
+        self._harness = Harness(self.device, Ranges(), profiled=False)
 
     @contextmanager
     def arrays(self, nbytes: int, dtype: str = "f4") -> Iterator[tuple[Buffer, Buffer, Buffer]]:
@@ -68,10 +69,8 @@ class TriadBench:
     ) -> tuple[Measurement, float]:
         """Measure a kernel by this project, as a test does; and the seconds of wall time that it took."""
         begun = time.perf_counter()
-        target = self._conductor.target(
-            getattr(self._kernels, kernel), arguments, {}, arena=self.arena
-        )
-        measurement = self._conductor.measure(target, plan, arena=self.arena, label="", name=kernel)
+        target = target_of(getattr(self._kernels, kernel), arguments, {}, arena=self.arena)
+        measurement = measure(self._harness, target, plan, arena=self.arena, label="", name=kernel)
         return measurement, time.perf_counter() - begun
 
     def launcher(self, arrays: tuple[Buffer, Buffer, Buffer]) -> Callable[[int], None]:
@@ -119,7 +118,7 @@ class TriadBench:
 
     def close(self) -> None:
         """Free everything."""
-        self._conductor.close()
+        self._harness.close()
         self.arena.close()
         self.device.close()
 

@@ -1,4 +1,4 @@
-"""Code of the user as a target: a `Case`, or a call of a function with the same fields.
+"""What a test measures, brought into a `Target`: a kernel, work, a call of a function, a `Case`.
 
 A call moves the buffers among its arguments, and a `Case` is built anew at each placement.
 """
@@ -10,25 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Foreign, Graph, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import PLENTY, Foreign, Graph, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
-from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import (
+    KernelTarget,
     Target,
     WrongResult,
     captured,
     move_buffers,
-    nothing,
     out_of_memory,
     padding,
     window_notes,
 )
+from pytest_gpumem.measuring.works import Work
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
@@ -78,112 +78,165 @@ class Case:
         return super().__new__(cls)
 
 
-class _Code:
-    """A case on the buffers of an arena.
+def target_of(
+    function: BoundKernel | Work | Callable[..., object],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    *,
+    arena: Arena,
+    stream: PersistingStream | None = None,
+    on_simulated: bool = False,
+    **declared: Any,
+) -> Target:
+    """Return the target of a kernel of the catalogue, work or any callable, with its arguments.
 
-    `named`: how the user wrote a field, such as "Case.{}".
-    Raises `BadCall`: a field is wrong.
+    `declared`: fields of a `Case` that the user gave for a callable.
+    Raises `BadCall`: `function`, its arguments or what is declared do not fit.
     """
+    with arena.device.current():
+        queue = arena.stream if stream is None else _stream_of(stream)
+        if isinstance(function, Work):
+            if arguments or keywords or declared or stream is not None:
+                names = ", ".join(f"{name}=" for name in (declared or ("stream",)))
+                raise BadCall(
+                    f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no "
+                    f"{names}: it has its own"
+                )
+            return function
+        if isinstance(function, BoundKernel):
+            for name, value in declared.items():
+                known = "check" if name in ("check", "reference") else "traffic"
+                raise BadCall(
+                    f"{name}={value!r}: the {known} of {function.name} is known from the kernel"
+                )
+            if stream is None and function.persisting is not None:
+                raise BadCall(
+                    f"{function.name}.with_stream(stream): with_stream() is for untimed calls; "
+                    "measure with stream=stream"
+                )
+            return KernelTarget(function, arguments, keywords, arena, queue, stream)
+        if callable(function):
+            arena.device.memory.make_room(unless_free=PLENTY)
+            return CallTarget(
+                function, arguments, keywords, declared, arena, queue, stream, on_simulated
+            )
+    remedy = ""
+    if isinstance(function, Case):
+        remedy = "; pass gpu_benchmark.case() a function that returns it"
+    elif function is None:
+        remedy = (
+            ": pass the kernel and its arguments, as in gpu_benchmark(kernel, a, b), and do not "
+            "call it"
+        )
+    raise BadCall(
+        "gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type "
+        f"{type(function).__name__}{remedy}"
+    )
 
-    def __init__(self, case: Case, arena: Arena, named: str, *, on_simulated: bool = False) -> None:
-        self.case, self._arena, self._named = case, arena, named
-        self._on_simulated = on_simulated
+
+def _stream_of(stream: PersistingStream) -> Stream:
+    """Return the stream of a persisting stream that a measurement uses."""
+    if not isinstance(stream, PersistingStream):
+        raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
+    if stream.closed:
+        raise BadCall(
+            "stream= is a persisting stream whose `with` block has ended: measure inside the block"
+        )
+    stream.used = True
+    return stream.stream
+
+
+class _CodeTarget(Target):
+    """Code of the user, described by the fields of a `Case`."""
+
+    foreign = True
+    _on_simulated = False  # the simulated device runs functions that have no reference
+
+    def _take(self, case: Case, arena: Arena, named: str) -> None:
+        """Take a case on the buffers of an arena. `named`: how the user wrote a field.
+
+        Raises `BadCall`: a field is wrong; all stays as it was.
+        """
         for field in ("launch", "restore", "check", "reference"):
             function = getattr(case, field)
             if not callable(function) and (function is not None or field == "launch"):
                 raise BadCall(
                     f"{named.format(field)} is a function without arguments, not {function!r}"
                 )
-        self.moved = _declared_bytes(named.format("moved").rstrip("="), case.moved)
-        self.reads = self._arrays("reads")
-        self.writes = self._arrays("writes")
+        moved = _declared_bytes(named.format("moved").rstrip("="), case.moved)
+        reads = _arrays(named.format("reads"), case.reads, arena)
+        writes = _arrays(named.format("writes"), case.writes, arena)
+        self._case, self._buffers, self._named = case, arena, named
+        self._moved, self._reads, self._writes = moved, reads, writes
 
-    def _arrays(self, field: str) -> list[Any]:
-        """Return the arrays of a field; for those that lie in a buffer, the buffer."""
-        given, name = getattr(self.case, field), self._named.format(field)
-        if not isinstance(given, (list, tuple)):
-            raise BadCall(f"{name} is a list of arrays or buffers, not {type(given).__name__}")
-        arrays = []
-        for array in given:
-            buffer = self._arena.find(array)  # not every library's array knows its bytes
-            arrays.append(array if buffer is None else buffer)
-            if not hasattr(arrays[-1], "nbytes"):
-                raise BadCall(f"{name} takes arrays or buffers; {array!r} has no nbytes")
-        return arrays
+    def _bind(self) -> None:
+        """Make launch and restore for where the buffers now are."""
+        case = self._case
+        self._launched = self._foreign(case.launch, case.reference)
+        self.restores = case.restore is not None
+        if case.restore is not None:
+            reference = None if self._on_simulated else case.restore
+            self._restored = self._foreign(case.restore, reference)
 
-    def target(
-        self,
-        name: str,
-        stream: Stream,
-        launch: Callable[[int, Stream], None],
-        window: PersistingStream | None,
-        notes: list[str],
-        **fields: Any,
-    ) -> Target:
-        """Describe the case; `fields`: further ones of the target."""
-        case, device = self.case, self._arena.device
-        distinct = {id(array): int(array.nbytes) for array in (*self.reads, *self.writes)}
-        moved_bytes: MovedBytes | None = None
-        if self.moved is not None:
-            moved_bytes = MovedBytes(0, 0, declared=self.moved)
-        elif self.reads or self.writes:
-            reads = sum(int(array.nbytes) for array in self.reads)
-            writes = sum(int(array.nbytes) for array in self.writes)
-            moved_bytes = MovedBytes(reads, writes)
-        if case.check is not None and not all(isinstance(array, Buffer) for array in self.writes):
+    def _describe(self, notes: list[str]) -> None:
+        """Fill in the fields for the case and its buffers as they are now."""
+        case, distinct = self._case, {id(a): int(a.nbytes) for a in (*self._reads, *self._writes)}
+        self.footprint = sum(distinct.values()) or self._moved
+        self.moved_bytes = None
+        if self._moved is not None:
+            self.moved_bytes = MovedBytes(0, 0, declared=self._moved)
+        elif distinct:
+            reads = sum(int(array.nbytes) for array in self._reads)
+            writes = sum(int(array.nbytes) for array in self._writes)
+            self.moved_bytes = MovedBytes(reads, writes)
+        self.checks = case.check is not None
+        if self.checks and not all(isinstance(array, Buffer) for array in self._writes):
             notes.append(
                 "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
                 "check"
             )
-        notes += window_notes(device, window)
-        notes += managed_notes(device.facts, self._arena.managed)
-        return Target(
-            name=name,
-            device=device,
-            stream=stream,
-            launch=launch,
-            foreign=True,
-            moved_bytes=moved_bytes,
-            footprint=sum(distinct.values()) or self.moved,
-            # It may touch any managed buffer, through closures or other libraries.
-            managed=self._arena.homes,
-            window=window,
-            notes=tuple(notes),
-            poison=self._poison,
-            verify=None if case.check is None else partial(self._verify, name),
-            **fields,
-        )
+        notes += window_notes(self.device, self.window)
+        notes += managed_notes(self.device.facts, self._buffers.managed)
+        self.notes = tuple(notes)
+        # It may touch any managed buffer, through closures or other libraries.
+        self.managed = self._buffers.homes
 
-    def foreign(
+    def _foreign(
         self, function: Callable[[], object], reference: Callable[[], object] | None
     ) -> Foreign:
         """Return a function with the buffers that it touches, where they are now."""
         accesses, allocations = [], []
-        for index, array in enumerate(self.reads):
-            if isinstance(array, Buffer):
-                accesses.append(Access(f"read {index}", "read", array.nbytes, array.nbytes))
-                allocations.append(array.allocation)
-        for index, array in enumerate(self.writes):
-            if isinstance(array, Buffer):
-                accesses.append(Access(f"write {index}", "write", array.nbytes, array.nbytes))
-                allocations.append(array.allocation)
+        roles: tuple[tuple[Literal["read", "write"], list[Any]], ...]
+        roles = (("read", self._reads), ("write", self._writes))
+        for role, arrays in roles:
+            for index, array in enumerate(arrays):
+                if isinstance(array, Buffer):
+                    accesses.append(Access(f"{role} {index}", role, array.nbytes, array.nbytes))
+                    allocations.append(array.allocation)
         return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
 
-    def _poison(self, stream: Stream) -> None:
-        inputs = [id(array) for array in self.reads]
-        for array in self.writes:
-            if isinstance(array, Buffer) and id(array) not in inputs:
-                self._arena.device.content.poison(array.allocation, stream)
+    def launch(self, place: int, stream: Stream) -> None:
+        self.device.kernels.call(self._launched, stream)
 
-    def _verify(self, name: str) -> None:
+    def prepare(self, stream: Stream) -> None:
+        if self.restores:
+            self.device.kernels.call(self._restored, stream)
+
+    def poison(self, stream: Stream) -> None:
+        inputs = [id(array) for array in self._reads]
+        for array in self._writes:
+            if isinstance(array, Buffer) and id(array) not in inputs:
+                self.device.content.poison(array.allocation, stream)
+
+    def verify(self) -> None:
         """Call the user's check. Raises `WrongResult`; `BadCall` if it gives no truth value."""
-        check = self.case.check
+        check = self._case.check
         assert check is not None
         try:
             result = check()
         except AssertionError as error:
             why = str(error) or "its check failed"
-            raise WrongResult(f"{name}: the result of a launch is wrong: {why}") from error
+            raise WrongResult(f"{self.name}: the result of a launch is wrong: {why}") from error
         try:
             # Libraries have a False of theirs: numpy.bool, or an array of an element.
             right = result is None or bool(result)
@@ -194,7 +247,20 @@ class _Code:
                 "of (y == wanted).all(), or raise an AssertionError"
             ) from error
         if not right:
-            raise WrongResult(f"{name}: its check returned {result} after one launch")
+            raise WrongResult(f"{self.name}: its check returned {result} after one launch")
+
+
+def _arrays(name: str, given: object, arena: Arena) -> list[Any]:
+    """Return the arrays of a field; for those that lie in a buffer, the buffer."""
+    if not isinstance(given, (list, tuple)):
+        raise BadCall(f"{name} is a list of arrays or buffers, not {type(given).__name__}")
+    arrays = []
+    for array in given:
+        buffer = arena.find(array)  # not every library's array knows its bytes
+        arrays.append(array if buffer is None else buffer)
+        if not hasattr(arrays[-1], "nbytes"):
+            raise BadCall(f"{name} takes arrays or buffers; {array!r} has no nbytes")
+    return arrays
 
 
 def _declared_bytes(name: str, moved: object) -> int | None:
@@ -211,11 +277,9 @@ def _declared_bytes(name: str, moved: object) -> int | None:
     return int(moved)
 
 
-class CallTarget:
-    """A call of a function, which launches work on the current stream; `target` describes it.
+class CallTarget(_CodeTarget):
+    """A call of a function, which launches work on the current stream.
 
-    `window`: the persisting stream, if there is one.
-    `declared`: fields of a `Case` that the user gave for the call.
     Raises `BadCall`: a declared field is wrong, or the window reaches no kernel of the function.
     Raises `CannotCapture`: the window is to lie on a graph's kernels.
     """
@@ -225,201 +289,186 @@ class CallTarget:
         function: Callable[..., object],
         arguments: tuple[Any, ...],
         keywords: Mapping[str, Any],
+        declared: Mapping[str, Any],
         arena: Arena,
         stream: Stream,
-        window: PersistingStream | None = None,
-        declared: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        on_simulated: bool = False,
+        window: PersistingStream | None,
+        on_simulated: bool,
     ) -> None:
-        name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(
+            getattr(function, "__name__", type(function).__name__), arena.device, stream
+        )
+        self.window, self._on_simulated = window, on_simulated
         if window is not None and window.where == "launch":
             raise BadCall(
-                f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; '
-                '"stream" and "graph" reach them'
+                f'where="launch" is for kernels of gpu_kernels: {self.name} makes its launches '
+                'itself; "stream" and "graph" reach them'
             )
         self._movable: list[Buffer] = []
         for value in (*arguments, *keywords.values()):
             if isinstance(value, Buffer) and value not in self._movable and arena.can_move(value):
                 self._movable.append(value)
-        self._name, self._arena, self._window = name, arena, window
-        case = Case(partial(function, *arguments, **keywords), **declared)
-        self._code = code = _Code(case, arena, "{}=", on_simulated=on_simulated)
-        self._foreign = code.foreign(case.launch, case.reference)
+        self.moves = bool(self._movable)
+        self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
         self._graph: Graph | None = None
+        super()._bind()
         if window is not None and window.where == "graph":
             # What a library sets up at its first call cannot be captured.
-            arena.device.kernels.call(self._foreign, stream)
-            arena.device.streams.synchronize()
+            self.device.kernels.call(self._launched, stream)
+            self.device.streams.synchronize()
             self._bind()
         notes = []
         if not self._movable:
             notes.append(
                 "one placement: the callable's arrays are its own; a Case is built anew for each"
             )
-        move = self._move if self._movable else None
-        self.target = code.target(name, stream, self._launch, window, notes, move=move)
+        self._describe(notes)
 
     def _bind(self) -> None:
-        """Describe the call, and capture its graph, for where its buffers now are."""
-        case, window = self._code.case, self._window
-        self._foreign = self._code.foreign(case.launch, case.reference)
-        if window is not None and window.where == "graph":
-            body = partial(self._arena.device.kernels.call, self._foreign, window.stream)
-            self._graph = captured(self._name, self._arena.device, window, body)
+        super()._bind()
+        if self.window is not None and self.window.where == "graph":
+            body = partial(self.device.kernels.call, self._launched, self.window.stream)
+            self._graph = captured(self.name, self.device, self.window, body)
 
-    def _launch(self, place: int, stream: Stream) -> None:
-        device = self._arena.device
+    def launch(self, place: int, stream: Stream) -> None:
         if self._graph is not None:
-            device.graphs.replay(self._graph, stream)
+            self.device.graphs.replay(self._graph, stream)
         else:
-            device.kernels.call(self._foreign, stream)
+            super().launch(place, stream)
 
-    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+    def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         try:
-            move_buffers(self._arena, self._movable, random)
+            move_buffers(self._buffers, self._movable, random)
         finally:
             self._bind()
-        return self.target
 
 
-class CaseTarget:
-    """A case at its present placement; `target` describes it.
+class CaseTarget(_CodeTarget):
+    """What `build` makes at each placement. Raises `BadCall` if that is no `Case`.
 
     `arena`: the test's; its seed gives every placement the same content.
     """
 
-    def __init__(self, build: Callable[[Memory], Case], arena: Arena) -> None:
-        try:
-            inspect.signature(build).bind(None)
-        except TypeError as error:
-            name = getattr(build, "__name__", "the function")
-            raise BadCall(
-                f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: "
-                f"{error}"
-            ) from None
-        except ValueError:  # a callable without a signature
-            pass
-        self._build, self._arena, self._device = build, arena, arena.device
-        self._window = ExitStack()  # closes the window that is open
-        self._addresses: list[list[int]] = []  # of arrays in no buffer, at each placement
-        self._notes: list[str] = []
-        self._built, self._code = self._make()
-        try:
-            self.target = self._describe()
-        except BaseException:
-            self._window.close()
-            self._built.close()
-            raise
+    moves = True
 
-    def _make(self) -> tuple[Arena, _Code]:
+    def __init__(self, build: Callable[[Memory], Case], arena: Arena) -> None:
+        if not callable(build):
+            raise BadCall(
+                "gpu_benchmark.case() takes a function that is given a memory and returns a Case, "
+                f"not an object of type {type(build).__name__}"
+            )
+        name = getattr(build, "__name__", None)
+        super().__init__(name or "case", arena.device, arena.stream)
+        self._build, self._arena = build, arena
+        self._windows = ExitStack()  # closes the window that is open
+        self._addresses: list[list[int]] = []  # of arrays in no buffer, at each placement
+        self._same_memory: list[str] = []  # a note, if some lie where they lay
+        with self.device.current():
+            self.device.memory.make_room(unless_free=PLENTY)
+            try:
+                inspect.signature(build).bind(None)
+            except TypeError as error:
+                raise BadCall(
+                    f"gpu_benchmark.case() calls {name or 'the function'}(memory), with the memory "
+                    f"for its buffers: {error}"
+                ) from None
+            except ValueError:  # a callable without a signature
+                pass
+            self._make()
+            try:
+                self._open()
+            except BaseException:
+                self._windows.close()
+                self._buffers.close()
+                raise
+
+    def _make(self) -> None:
         """Build the case, once more with more free memory if it runs out."""
         try:
-            return self._make_once()
+            self._make_once()
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            if not self._device.memory.make_room() and not self._arena.keeps:
+            if not self.device.memory.make_room() and not self._arena.keeps:
                 raise
+        else:
+            return
         self._arena.close_kept()  # of earlier cases of the test
-        return self._make_once()
+        self._make_once()
 
-    def _make_once(self) -> tuple[Arena, _Code]:
+    def _make_once(self) -> None:
         # The same seed for every placement: the same content at other addresses.
-        arena = Arena(self._device, self._arena.seed, oversubscribes=self._arena.oversubscribes)
+        arena = Arena(self.device, self._arena.seed, oversubscribes=self._arena.oversubscribes)
         try:
             case = self._build(Memory(arena, self._arena.stream))
             if not isinstance(case, Case):
                 raise BadCall(
                     f"the function given to gpu_benchmark.case() returned {case!r}, not a Case"
                 )
-            code = _Code(case, arena, "Case.{}")
             if case.window is not None and arena.find(case.window) is None:
                 raise BadCall(
                     "Case.window is a buffer or array made by the `memory` that the function is "
                     "given"
                 )
+            self._take(case, arena, "Case.{}")
         except BaseException:
             arena.close()
             raise
-        return arena, code
 
-    def _describe(self) -> Target:
+    def _open(self) -> None:
         """Open the window of what was built, and describe it."""
-        code, case = self._code, self._code.case
-        window: PersistingStream | None = None
-        stream = self._arena.stream
-        buffer = None if case.window is None else self._built.find(case.window)
+        case, self.window = self._case, None
+        buffer = None if case.window is None else self._buffers.find(case.window)
         if buffer is not None:
-            window = self._window.enter_context(persisting(self._device, buffer))
-            stream = window.stream
-        prepare: Callable[[Stream], None] = nothing
-        if case.restore is not None:
-            prepare = partial(self._device.kernels.call, code.foreign(case.restore, case.restore))
-        return code.target(
-            case.name or getattr(self._build, "__name__", "case"),
-            stream,
-            partial(self._call, code.foreign(case.launch, case.reference)),
-            window,
-            self._same_memory(),
-            restores=case.restore is not None,
-            prepare=prepare,
-            move=self._move,
-            close=self._close,
-        )
+            self.window = self._windows.enter_context(persisting(self.device, buffer))
+            self.stream = self.window.stream
+        self.name = case.name or self.name
+        self._bind()
+        addresses = []
+        for array in (*self._reads, *self._writes):
+            if not isinstance(array, Buffer):
+                addresses.append(_address(array))
+        if any(addresses) and addresses in self._addresses:
+            self._same_memory = [
+                "its own arrays lie at the same place in several placements, because a library's "
+                "pool gives the same memory again: the interval may be too narrow; arrays of the "
+                "function's `memory` move"
+            ]
+        self._addresses.append(addresses)
+        self._describe(list(self._same_memory))
 
-    def _call(self, foreign: Foreign, place: int, stream: Stream) -> None:
-        self._device.kernels.call(foreign, stream)
-
-    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+    def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._arena.pad(padding(random))
         # Both placements live for a moment, so that the new gets no old address.
-        old = self._built
+        old = self._buffers
         if not self._fits():
             self._arena.close_kept()
         if not self._fits():
             raise OutOfMemory("two placements of the case do not fit at once")
         try:
-            self._built, self._code = self._make()
+            self._make()
         except Exception as error:
             if not out_of_memory(error):
                 raise
             sentence = str(error).partition(".")[0]
             raise OutOfMemory(f"a second placement of the case does not fit: {sentence}") from error
         try:
-            self._window.close()
+            self._windows.close()
         finally:
             old.close()
         # After the old window is closed: two would share the device's set-aside.
-        self.target = self._describe()
-        return self.target
+        self._open()
 
     def _fits(self) -> bool:
-        free = self._device.memory.free_bytes(MemoryKind.DEVICE)
-        return free >= (self.target.footprint or 0)
+        return self.device.memory.free_bytes(MemoryKind.DEVICE) >= (self.footprint or 0)
 
-    def _same_memory(self) -> list[str]:
-        """Note that arrays lie where they lay, because a library's pool gives the memory again."""
-        addresses = []
-        for array in (*self._code.reads, *self._code.writes):
-            if not isinstance(array, Buffer):
-                addresses.append(_address(array))
-        if any(addresses) and addresses in self._addresses:
-            self._notes = [
-                "its own arrays lie at the same place in several placements, because a library's "
-                "pool gives the same memory again: the interval may be too narrow; arrays of the "
-                "function's `memory` move"
-            ]
-        self._addresses.append(addresses)
-        return list(self._notes)
-
-    def _close(self) -> None:
+    def close(self) -> None:
         """Close the window.
 
         The memory lives until the test ends, which may look at the arrays of the last placement.
         """
-        self._arena.keep(self._built)
-        self._window.close()
+        self._arena.keep(self._buffers)
+        self._windows.close()
 
 
 def _address(array: Any) -> int:

@@ -80,32 +80,20 @@ class holding:  # noqa: N801 - a context manager; not a generator, which takes l
                 self._device.streams.synchronize(self._stream)
 
 
-class Flush:
-    """Fills L2 with lines of a buffer of `arena`.
+def flush_of(arena: Arena, mode: str) -> Launch:
+    """Return a launch that fills L2 with lines of a buffer.
 
     clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for their
-    write-back (26 % of a 32 MiB triad on an H100). hot does nothing.
+    write-back (26 % of a 32 MiB triad on an H100).
     """
-
-    def __init__(self, arena: Arena, mode: str) -> None:
-        device = self._device = arena.device
-        self._launch: Launch | None = None
-        if mode == "hot":
-            return
-        swept = arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
-        if mode == "clean-cold":
-            size = swept.nbytes // tile_bytes("read")
-            sums = arena.buffer((size,), "f4", MemoryKind.DEVICE)
-            read = BoundKernel(CATALOGUE["read"], device, arena.stream)
-            self._launch = read.launch({"a": swept, "sums": sums}, {})
-        else:
-            write = BoundKernel(CATALOGUE["write"], device, arena.stream)
-            self._launch = write.launch({"a": swept}, {"value": 1.0})
-
-    def __call__(self, stream: Stream) -> None:
-        """Queue the flush."""
-        if self._launch is not None:
-            self._device.kernels.launch(self._launch, stream)
+    device = arena.device
+    swept = arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
+    if mode == "dirty-cold":
+        write = BoundKernel(CATALOGUE["write"], device, arena.stream)
+        return write.launch({"a": swept}, {"value": 1.0})
+    sums = arena.buffer((swept.nbytes // tile_bytes("read"),), "f4", MemoryKind.DEVICE)
+    read = BoundKernel(CATALOGUE["read"], device, arena.stream)
+    return read.launch({"a": swept, "sums": sums}, {})
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,7 @@ class Harness:
         self.device = device
         self.ranges = ranges
         self.profiled = profiled  # a profiler is attached
-        self._flushes: dict[str, Flush] = {}
+        self._flushes: dict[str, Launch | None] = {}
         self._streams: tuple[Stream, ...] = ()
         self._floors: Floors | None = None
         self._awake = False
@@ -138,13 +126,14 @@ class Harness:
             self._streams = tuple(self.device.streams.create() for _ in range(STREAMS))
         return self._streams
 
-    def flush(self, mode: str) -> Flush:
-        """Return the flush of a mode, loaded."""
+    def flush(self, mode: str) -> Launch | None:
+        """Return the launch, loaded, that flushes L2; None for "hot"."""
         if mode not in self._flushes:
-            flush = self._flushes[mode] = Flush(self._arena, mode)
+            self._flushes[mode] = None if mode == "hot" else flush_of(self._arena, mode)
             # A kernel is loaded at its first launch, which waits for the device: not behind a hold.
-            stream = self.streams()[0]
-            flush(stream)
+            stream, launch = self.streams()[0], self._flushes[mode]
+            if launch is not None:
+                self.device.kernels.launch(launch, stream)
             self.device.streams.synchronize(stream)
         return self._flushes[mode]
 
@@ -156,12 +145,13 @@ class Harness:
         stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
         begun = device.now()
         flush = self.flush("clean-cold")
+        assert flush is not None
         asleep = device.conditions()
         means: list[float] = []
         while not self._awake:
             device.streams.record(start, stream)
             for _ in range(WAKE_BATCH):
-                flush(stream)
+                device.kernels.launch(flush, stream)
             device.streams.record(end, stream)
             device.streams.synchronize(stream)
             means.append(device.streams.elapsed(start, end) / WAKE_BATCH)

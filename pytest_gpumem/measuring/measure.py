@@ -1,22 +1,24 @@
-"""A measurement, in order: check the target, wait for a quiet GPU, warm up, sample placement after
-placement until the interval is narrow enough, take the untimed passes, check again.
+"""The way of a measurement, in order: check the target, wait for a quiet GPU, warm up, sample
+placement after placement until the interval is narrow enough, take the untimed passes, check again.
 
-`samplers` takes a sample, `stopping` says when there are enough, `untimed` has the passes.
+`target` has what is measured, `samplers` takes a sample, `stopping` says when there are enough, and
+`untimed` has the passes.
 """
 
 from __future__ import annotations
 
 import statistics
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import HoldExpired, NotCounted
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError, HoldExpired, NotCounted
 from pytest_gpumem.measuring import stopping
+from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
-from pytest_gpumem.measuring.plan import Passes, Plan
 from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import NotChecked, Target
 from pytest_gpumem.measuring.untimed import (
@@ -30,6 +32,7 @@ from pytest_gpumem.measuring.untimed import (
     find_what_ran,
 )
 from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.options import MODES, SAMPLERS
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions
 from pytest_gpumem.records.what_ran import StepKind
@@ -42,20 +45,69 @@ LOOKS = 3  # looks for other work before the samples, and after them
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of the conditions, or two looks
 
 
-class Measuring:
-    """The measurement of a target. `run` has its steps in order."""
+@dataclass(frozen=True)
+class Plan:
+    """How to measure."""
+
+    mode: str = "clean-cold"
+    sampler: str = "auto"
+    placements: int = 8
+    precision: float = 0.001
+    """Wanted half-width of the confidence interval over placements, as a share of the latency."""
+    budget: float = 1.0  # seconds for a measurement
+    # Untimed passes
+    pages: bool = False  # counts page faults and migrations
+    ran: bool = False  # finds each step of a launch, with the machine code of its kernels
+    streams: bool = True  # finds work of a foreign launch outside of the timed interval
+
+
+def measure(
+    harness: Harness, target: Target, plan: Plan, *, arena: Arena, label: str, name: str
+) -> Measurement:
+    """Measure a target, and close it.
+
+    `arena`: holds the padding between placements; its seed makes them repeatable.
+    `label`: tells the measurements of a test apart; `name`: of the test's NVTX ranges.
+    Raises `WrongResult`: the result of a launch is not the reference's.
+    Raises `BadCall`: mode or sampler do not fit the target.
+    Raises `Unsupported`, `DeviceError`: the device cannot do it, or a launch failed.
+    """
+    device, elsewhere = harness.device, harness.device.elsewhere()
+    if target.foreign and elsewhere == OWN_CONTEXT:
+        raise DeviceError(
+            f"{OWN_CONTEXT} is current, not the GPU's primary one: work of the two cannot "
+            "be measured together"
+        )
+    with device.current(), device.footprints.paused():
+        try:
+            for option, value, accepted in (
+                ("mode", plan.mode, MODES),
+                ("sampler", plan.sampler, SAMPLERS),
+            ):
+                if value not in accepted:
+                    raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
+            measured = _Measuring(harness, target, plan, arena, name).run(label)
+        finally:
+            try:
+                arena.pad(0)
+            finally:
+                target.close()
+    if elsewhere is None:
+        return measured
+    note = (
+        f"the test had made {elsewhere} current; this row is of the GPU that the session measures"
+    )
+    return replace(measured, notes=(*measured.notes, note))
+
+
+class _Measuring:
+    """A measurement of a target. `run` has its steps in order."""
 
     def __init__(
-        self,
-        harness: Harness,
-        target: Target,
-        plan: Plan,
-        passes: Passes,
-        arena: Arena,
-        name: str,
+        self, harness: Harness, target: Target, plan: Plan, arena: Arena, name: str
     ) -> None:
         self._harness, self._device, self._plan = harness, harness.device, plan
-        self._first_target, self._passes, self._arena, self._name = target, passes, arena, name
+        self._target, self._arena, self._name = target, arena, name
         self._notes: list[str] = []
         self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
         self._alone: float | None = None  # seconds of long work that runs on this stream alone
@@ -63,14 +115,12 @@ class Measuring:
         self._work_seen = True  # False if the device did nothing in a launch of a foreign callable
 
     def run(self, label: str) -> Measurement:
-        """Measure; see `Conductor.measure`."""
-        harness, device, passes = self._harness, self._device, self._passes
-        target = self._first_target
+        harness, device, target, plan = self._harness, self._device, self._target, self._plan
 
         # Check. Work that the test queued before, on whatever stream, must not race with it.
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
-            not_checked = self._check(target)
+            not_checked = self._check()
 
         # Make the GPU ready. A read flush does not evict lines that were left persisting.
         if target.window is None and device.facts.persists:
@@ -79,7 +129,6 @@ class Measuring:
         floors = harness.floors()
 
         # Warm up and sample.
-        plan = self._plan
         self._sampler = sampler = Sampler(
             harness, target, plan.mode, plan.sampler, self._arena.seed, self._name
         )
@@ -88,38 +137,40 @@ class Measuring:
         self._sample()
         outside = self._seconds_outside()
         if outside is not None and sampler.may_fall_back:
-            # The host's clock sees all of the work.
-            self._use_host(
+            # The host's clock sees all of the work: begin again with it.
+            sampler.use_host(
                 f"{format_time(outside)} of its work run on a stream that the timed one does not "
                 "wait for"
             )
+            sampler.latency, sampler.expired, outside = None, 0, None
+            sampler.notes.clear()
+            self._notes.clear()
+            self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
             self._sample()
-            outside = None
-        others = self._others
+        others, readings = self._others, sampler.readings
         before, after = others.slowed(before, device.conditions())
-        target, readings = sampler.target, sampler.readings
 
         # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
         migrations, ran = None, None
-        if passes.pages:
+        if plan.pages:
             with self._range("count"):
-                migrations = count_migrations(device, target, profiled=harness.profiled)
-        if passes.ran:
+                migrations = count_migrations(target, profiled=harness.profiled)
+        if plan.ran:
             with self._range("watch"):
                 latency = min(readings.medians, default=0.0)
                 managed = self._arena.managed
-                ran = find_what_ran(device, target, managed, latency, profiled=harness.profiled)
+                ran = find_what_ran(target, managed, latency, profiled=harness.profiled)
             if any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
                 # A function that waits for its work, as those of JAX, leaves none to be seen.
                 self._work_seen = True
         window = None if target.window is None else target.window.window
         launches_wait = device.launches_wait()
-        looked = passes.ran or (target.foreign and passes.streams)
+        looked = plan.ran or (target.foreign and plan.streams)
         busy = any(others.looks)
         harness.after_passes(busy=busy, counted=migrations is not None, looked=looked)
 
         # Check again.
-        not_checked = self._check(target) or not_checked
+        not_checked = self._check() or not_checked
         if not_checked is not None:
             self._notes.append(not_checked)
 
@@ -151,7 +202,7 @@ class Measuring:
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
             outside=UNSET if outside is None else outside,
-            checked=target.verify is not None and not_checked is None,
+            checked=target.checks and not_checked is None,
             notes=tuple(
                 dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self._notes))
             ),
@@ -161,13 +212,13 @@ class Measuring:
         """Return an NVTX range of a step."""
         return self._harness.ranges.range(phase(self._name, step))
 
-    def _check(self, target: Target) -> str | None:
+    def _check(self) -> str | None:
         """Check the result of a launch; return the reason if it could not be compared."""
-        if target.verify is None:
+        if not self._target.checks:
             return None
         with self._range("check"):
             try:
-                target.check()
+                self._target.check()
             except NotChecked as reason:
                 return str(reason)
         return None
@@ -187,7 +238,7 @@ class Measuring:
         sampler.clocks.clear()
 
         wanted, most = plan.placements, stopping.MOST_PLACEMENTS_FACTOR * plan.placements
-        if sampler.target.move is None:
+        if not self._target.moves:
             wanted, most = 1, 1
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
         begun = now() - (self._first_sample or 0.0)
@@ -195,7 +246,7 @@ class Measuring:
             while True:
                 started = bool(readings.placements or readings.throttled)
                 # What moves a placement at a time starts where it is.
-                if wanted > 1 and (sampler.target.any_stream or started):
+                if wanted > 1 and (self._target.any_stream or started):
                     moved = self._move(wanted, cost, budget)
                     if not moved and started:
                         break
@@ -226,7 +277,7 @@ class Measuring:
         sampler.launch_once()
         first = now() - begun
         self._device.memory.settle()
-        if sampler.target.foreign and sampler.name != "host":
+        if self._target.foreign and sampler.name != "host":
             self._find_stream(first)
         limit = WARM_UP_SHARE * self._plan.budget
         if sampler.latency is not None and sampler.latency > max(limit, LONG):
@@ -275,17 +326,13 @@ class Measuring:
 
         `first`: seconds of the first launch, with what it compiled.
         """
-        sampler = self._sampler
-        target = sampler.target
+        sampler, target = self._sampler, self._target
         while True:
             sampler.ready()
             floor = self._harness.floors().empty
             try:
                 with uncollected():
-                    launch = partial(target.launch, 0)
-                    site = find_stream(
-                        self._device, target.put_back, launch, target.stream, floor, first
-                    )
+                    site = find_stream(target, floor, first)
                 break
             except HoldExpired as expired:
                 if sampler.expire(expired):
@@ -309,13 +356,13 @@ class Measuring:
         # The budget cuts no round of placements side by side short.
         limit = stopping.affordable(cost, budget)
         # Long work does not notice new page tables.
-        warm = not (sampler.target.foreign and cost > LONG)
+        warm = not (self._target.foreign and cost > LONG)
         return sampler.move(min(wanted, limit), min(most, limit), warm=warm)
 
     def _sample_placements(self, wanted: int, cost: float, begun: float, budget: float) -> None:
         """Sample the placements that live now until there are enough samples."""
         plan, sampler, readings = self._plan, self._sampler, self._sampler.readings
-        places = sampler.target.places
+        places = self._target.places
         # Placements in turn share the budget; those side by side are sampled until they agree.
         side_by_side = places >= wanted
         quota = stopping.samples_per_placement(cost, budget, wanted)
@@ -371,18 +418,18 @@ class Measuring:
 
     def _seconds_outside(self) -> float | None:
         """Return the seconds of a launch's work outside of the timed interval, if they matter."""
-        sampler, device = self._sampler, self._device
-        if not sampler.target.foreign or sampler.name not in ("blocked", "batched"):
+        sampler = self._sampler
+        if not self._target.foreign or sampler.name not in ("blocked", "batched"):
             return None
         if self._alone is not None:
             return None
-        if not self._passes.streams:
+        if not self._plan.streams:
             self._notes.append("own streams not checked")
             return None
         medians = sampler.readings.medians
         try:
             with self._range("watch"):
-                seconds = find_outside(device, sampler.target, self._harness.idle())
+                seconds = find_outside(self._target, self._harness.idle())
         except (NotCounted, HoldExpired) as reason:
             self._notes.append(f"own streams not checked: {reason}")
             return None
@@ -390,21 +437,15 @@ class Measuring:
             return None
         return seconds
 
-    def _use_host(self, reason: str) -> None:
-        """Begin again with the host's clock."""
-        self._sampler.restart_by_host(reason)
-        self._others = Disturbances(self._harness, WAIT_SHARE * self._plan.budget)
-        self._notes.clear()
-
     def _counting(self, medians: list[float]) -> list[float]:
         """Return the medians that count (`Measurement.counting`)."""
-        if self._sampler.target.window is None:
+        if self._target.window is None:
             return medians
         return list(without_exceptions(medians))
 
     def _has_modes(self, medians: list[float]) -> bool:
         """True if placements under a window are in several modes."""
-        return self._sampler.target.window is not None and max(modes_of(medians), default=0) > 0
+        return self._target.window is not None and max(modes_of(medians), default=0) > 0
 
     def _note_lacks(self, wanted: int) -> None:
         """Note what the samples lack."""

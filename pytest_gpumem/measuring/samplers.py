@@ -1,4 +1,4 @@
-"""Samples of the time of a launch, by a sampler, and by another where the chosen sampler cannot.
+"""Samples of the time of a launch.
 
 A kernel holds the stream while a sample is queued (`blocked`; `batched` for launches that follow
 each other), a graph has the launches (`graph`), or the host's clock is read (`host`). Under a
@@ -7,10 +7,10 @@ profiler, nothing is queued behind a hold (`plain`).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,17 +26,20 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness, holding
-from pytest_gpumem.measuring.plan import (
-    BATCHES,
-    UNTIMED,
-    batch_of,
-    by_host,
-    category_of,
-    choose,
-    untimed_of,
-)
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.ranges import LAUNCH, MEASURE, phase
+
+LEAST_BATCH = 20
+MOST_BATCH = 400
+BATCH_SECONDS = 400e-6  # length of a batch: its first launch takes a microsecond more
+SLOW_BATCH_SECONDS = 2e-3  # length from which a batch has fewer launches, down to one
+LEAST_FOREIGN_BATCH = 5
+MOST_FOREIGN_BATCH = 50
+UNTIMED = 2  # launches before the first event: they bring the buffers into L2
+QUEUED_SECONDS = 900e-6
+"""Most seconds of foreign calls behind a hold: a stream queues 1,024 launches of a microsecond or
+more before the next one waits."""
+BATCHES = ("graph", "batched")  # samplers that time launches which follow each other
 
 
 class Readings:
@@ -76,7 +79,7 @@ class Readings:
                 self.throttled.append(tuple(samples))
 
     def drop(self) -> None:
-        """Drop all samples."""
+        """Drop all samples: those of two clocks have no mean."""
         self.placements.clear()
         self.throttled.clear()
         self.discarded = 0
@@ -84,19 +87,17 @@ class Readings:
 
 
 class Sampler:
-    """Takes samples of a target in a mode.
-
-    The host's clock takes over where no hold can show launches, and batches take over where
-    no graph can capture them: `readings` are dropped then, as samples of two clocks have no mean.
-    """
+    """Takes samples of a target. Where no graph can capture its launches, batches behind a hold
+    take over, and where no hold can show them, the host's clock."""
 
     def __init__(
-        self, harness: Harness, target: Target, mode: str, requested: str, seed: int, name: str
+        self, harness: Harness, target: Target, mode: str, requested: str, seed: int, test: str
     ) -> None:
-        self._harness, self._device, self._mode, self._test = harness, harness.device, mode, name
+        """`test`: begins the names of NVTX ranges."""
+        self._harness, self._device, self._mode, self._test = harness, harness.device, mode, test
         simulated = harness.device.facts.simulated  # the same in every process
         self._random = np.random.default_rng(seed if simulated else None)
-        self.target = target  # at its last placements
+        self.target = target
         self.name, self.reason, self.may_fall_back = choose(
             requested,
             target,
@@ -107,7 +108,7 @@ class Sampler:
         self.latency: float | None = None  # seconds of a launch, as far as is known
         self.host_times: list[float] = []  # seconds that the host took to queue a launch
         self.clocks: list[float] = []  # hertz of the SM clock during the holds before samples
-        self.expired = 0  # holds: the first is tried again, the second ends the holding
+        self.expired = 0  # holds
         self.readings = Readings()
         self.notes: list[str] = []
         self._launched = False
@@ -129,13 +130,7 @@ class Sampler:
         if not self.may_fall_back:
             raise BadCall(f'sampler "{self.name}" was asked for, but {reason}') from None
         self.name, self.reason, self.may_fall_back = "host", by_host(reason), False
-
-    def restart_by_host(self, reason: str) -> None:
-        """Begin again with the host's clock."""
-        self.use_host(reason)
         self.readings.drop()
-        self.latency, self.expired = None, 0
-        self.notes.clear()
 
     def use_stream(self, stream: Stream) -> None:
         """Time the target on another stream, where its library sends its work.
@@ -148,7 +143,7 @@ class Sampler:
                 f"{name} does not launch on the persisting stream, so its window does not cover "
                 f"what {name} does"
             )
-        self.target = replace(self.target, stream=stream)
+        self.target.stream = stream
 
     def expire(self, expired: HoldExpired) -> bool:
         """Note a hold that expired; return True if the host's clock takes over.
@@ -176,15 +171,16 @@ class Sampler:
         device.streams.synchronize()
 
     def ready(self) -> None:
-        """Make streams, flush and events for where the target is now."""
-        target, facts = self.target, self._device.facts
+        """Make streams and flush for where the target is now."""
+        target, hot = self.target, self._mode == "hot"
         self._streams: tuple[Stream, ...] = (target.stream,)
         if target.any_stream:
             self._streams = self._harness.streams()
         self._flush = self._harness.flush(self._mode)
         # Lines that `L2::evict_last` loads, as in Triton, survive a flush by plain loads in part.
-        hot = self._mode == "hot"
-        self._resets = target.foreign and target.window is None and not hot and facts.persists
+        self._resets = (
+            target.foreign and target.window is None and not hot and self._device.facts.persists
+        )
         # Launches of several placements evict each other's data.
         self._untimed = UNTIMED if hot and target.places > 1 else 0
 
@@ -212,6 +208,25 @@ class Sampler:
             self.readings.drop()
             self.renew()
 
+    def move(self, wanted: int, most: int, *, warm: bool) -> bool:
+        """Go to fresh addresses, and sample there if `warm`; return False if memory is short."""
+        moved = True
+        try:
+            self.target.move(wanted, most, self._random)
+            # What a case queued on other streams must not run beside a sample.
+            self._device.streams.synchronize()
+            self._device.memory.settle()
+        except OutOfMemory as full:
+            self.notes.append(f"no further placement: {full}")
+            moved = False
+        if moved and self.target.foreign:
+            # A case may make a new kernel, which is loaded at its first launch: not behind a hold.
+            self.launch_once()
+        self.renew()  # a graph would launch on old addresses
+        if moved and warm:
+            self.samples(1 if self.target.places > 1 or self.target.foreign else 2)
+        return moved
+
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         """Take `rounds` samples of every placement: number of the placement, seconds of a launch.
 
@@ -224,7 +239,6 @@ class Sampler:
                     return self._samples(rounds)
             except HoldExpired as expired:
                 if self.expire(expired):
-                    self.readings.drop()
                     self.renew()
 
     def _samples(self, rounds: int) -> list[tuple[int, float]]:
@@ -332,7 +346,8 @@ class Sampler:
 
     def _bring_caches(self, place: int, stream: Stream) -> None:
         """Queue what brings L2 into the mode's state."""
-        self._flush(stream)
+        if self._flush is not None:
+            self._device.kernels.launch(self._flush, stream)
         for _ in range(self._untimed):
             self.target.launch(place, stream)
 
@@ -352,24 +367,92 @@ class Sampler:
         if clock is not None:
             self.clocks.append(clock)
 
-    def move(self, wanted: int, most: int, *, warm: bool) -> bool:
-        """Go to fresh addresses, and sample there if `warm`; return False if memory is short."""
-        assert self.target.move is not None
-        stream, moved = self.target.stream, True
-        try:
-            self.target = self.target.move(wanted, most, self._random)
-            if self.target.window is None:
-                self.target = replace(self.target, stream=stream)  # where it works
-            # What a case queued on other streams must not run beside a sample.
-            self._device.streams.synchronize()
-            self._device.memory.settle()
-        except OutOfMemory as full:
-            self.notes.append(f"no further placement: {full}")
-            self.target, moved = replace(self.target, places=1), False
-        if moved and self.target.foreign:
-            # A case may make a new kernel, which is loaded at its first launch: not behind a hold.
-            self.launch_once()
-        self.renew()  # a graph would launch on old addresses
-        if moved and warm:
-            self.samples(1 if self.target.places > 1 or self.target.foreign else 2)
-        return moved
+
+def choose(
+    requested: str, target: Target, mode: str, *, profiled: bool, launches_wait: bool = False
+) -> tuple[str, str, bool]:
+    """Return a sampler, the reason, and whether another may take over.
+
+    Raises `BadCall`: the requested sampler cannot measure the target.
+    """
+    if profiled:
+        return "plain", "a profiler is attached: plain launches, one range each", False
+    if requested != "auto":
+        if requested in BATCHES:
+            _check_batches(requested, target, mode)
+        return requested, "asked for", False
+    if launches_wait:
+        return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device", False
+    if target.waits:
+        return "host", by_host("the host takes part (a copy of pageable memory)"), False
+    if target.managed:
+        return "blocked", "managed pages are put back before every sample", True
+    if mode == "hot" and not target.restores:
+        # Code of the user is not captured unasked: what it does on the host is unknown.
+        if target.foreign:
+            return "batched", "hot launches follow each other behind a hold", True
+        return "graph", "hot launches follow each other in a CUDA graph", True
+    reason = "each launch is queued while the stream is blocked"
+    if target.foreign:
+        reason += "; a callable that waits for the device is timed by the host's clock"
+    else:
+        reason += ", which varies least"
+    return "blocked", reason, True
+
+
+def by_host(why: str) -> str:
+    """Return the reason of the host's clock."""
+    return f"{why}: wall-clock time, launch latency included"
+
+
+def _check_batches(requested: str, target: Target, mode: str) -> None:
+    """Raise `BadCall` if launches of the target cannot follow each other."""
+    if mode != "hot":
+        raise BadCall(
+            f'sampler "{requested}" measures launches that follow each other: '
+            f'it goes with mode "hot", not "{mode}"'
+        )
+    if target.managed:
+        what = "put managed pages back"
+    elif target.restores:
+        what = "restore its input"
+    else:
+        return
+    raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
+
+
+def batch_of(latency: float | None, *, foreign: bool) -> int:
+    """Return the launches of a batch for a target that takes about `latency` seconds, if known."""
+    if latency is None or latency <= 0:
+        return 1
+    least, most = LEAST_BATCH, MOST_BATCH
+    if foreign:
+        least = LEAST_FOREIGN_BATCH
+        most = max(1, min(MOST_FOREIGN_BATCH, int(QUEUED_SECONDS / latency) - UNTIMED))
+    least = min(least, math.ceil(SLOW_BATCH_SECONDS / latency))
+    return int(min(most, max(least, BATCH_SECONDS / latency)))
+
+
+def untimed_of(batch: int, places: int) -> int:
+    """Return the launches before the first event of a batch: none where a slow launch follows."""
+    if batch > 1:
+        return UNTIMED
+    return min(places - 1, 1)
+
+
+def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
+    """Return the NVTX category of a target's launches: the slowest part of memory that they use.
+
+    "managed" if pages are put back before every sample, "link" if declared bytes cross a link, "L2"
+    if a window lies on part of the data or hot caches may hold it all, "DRAM" for other declared
+    bytes, else None.
+    """
+    if target.managed:
+        return "managed"
+    if target.moved_bytes is not None and target.moved_bytes.link:
+        return "link"
+    if target.window is not None:
+        return "L2"
+    if mode == "hot" and (target.footprint is None or target.footprint <= l2_bytes):
+        return "L2"
+    return None if target.moved_bytes is None else "DRAM"

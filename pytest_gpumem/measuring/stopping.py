@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from pytest_gpumem.judging.spread import quantile
 
+LEAST = 1e-3  # least seconds of sampling of a measurement, however little time is left
 LEAST_SAMPLES = 3  # samples of a placement of a launch that is slow for the budget
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NOTHING = 0.12  # share of the budget that counts as next to nothing
@@ -263,3 +264,26 @@ def trend_significance(series: Sequence[float]) -> float:
     if variance == 0:
         return 1.0
     return math.erfc(max(abs(score) - 1, 0) / math.sqrt(2 * variance))
+
+
+class Ledger:
+    """The time that is left of a total budget. Tests that have not ended share it equally."""
+
+    def __init__(self, total: float, tests: Iterable[str]) -> None:
+        """`total`: seconds for all measurements together. `tests`: those that measure."""
+        self.total = total
+        self.spent = 0.0  # seconds used so far
+        self._waiting = set(tests)
+
+    def share(self, test: str) -> float:
+        """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
+        tests = len(self._waiting | {test})
+        return max((self.total - self.spent) / tests, LEAST)
+
+    def took(self, seconds: float) -> None:
+        """Count the seconds of a measurement, finished or not."""
+        self.spent += seconds
+
+    def ended(self, test: str) -> None:
+        """Leave the time that a test did not use to the others: it measures nothing more."""
+        self._waiting.discard(test)

@@ -1,13 +1,11 @@
-"""The target of a measurement: the same record of a kernel, a callable, a `Case` or work.
+"""What is measured: a `Target`, and a kernel of the catalogue as such.
 
-What the four differ in is in the fields. `KernelTarget` fills them in for a kernel of the
-catalogue, `case` for code of the user, and `works` for copies and what overlaps.
+`case` has calls of functions and cases, `works` has copies and what overlaps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Graph, OutOfMemory, Stream
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
-from pytest_gpumem.kernels.kernel import Call, Role
+from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
@@ -51,21 +49,16 @@ class NotChecked(Exception):
     """The result of a launch could not be compared; the message is the reason."""
 
 
-def nothing(*_: object) -> None:
-    """Do nothing: for targets without inputs to restore or memory to free."""
-
-
-@dataclass(frozen=True)
 class Target:
-    """What is measured, where it is now."""
+    """What is measured, where it is now. What differs by kind is in these fields and methods."""
 
-    name: str
-    device: Device
-    stream: Stream  # where it runs
-    launch: Callable[[int, Stream], None]  # queues a launch on the buffers of a placement
-    foreign: bool = False  # code of the user, which is not captured unasked: it may do anything
-    any_stream: bool = False  # launches may go to any stream; else they belong on `stream`
-    places: int = 1  # placements of its buffers that live side by side
+    foreign = False  # code of the user, which is not captured unasked: it may do anything
+    any_stream = False  # launches may go to any stream; else they belong on `stream`
+    restores = False  # something comes before every launch, so that no batch is possible
+    waits = False  # the host takes part in every launch, as in a copy of pageable memory
+    checks = False  # `verify` compares the result of a launch
+    moves = False  # `move` gives it fresh addresses
+    places = 1  # placements of its buffers that live side by side
     moved_bytes: MovedBytes | None = None  # compulsory bytes of a launch, if known
     footprint: int | None = None  # distinct bytes touched by a launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of a launch
@@ -75,20 +68,32 @@ class Target:
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     window: PersistingStream | None = None  # the persisting stream that it runs on, if any
     notes: tuple[str, ...] = ()  # what a reader of the result must know
-    waits: bool = False  # the host takes part in every launch, as in a copy of pageable memory
-    restores: bool = False  # something comes before every launch, so that no batch is possible
-    prepare: Callable[[Stream], None] = nothing  # queues what restores changed inputs, untimed
-    poison: Callable[[Stream], None] = (
-        nothing  # overwrites outputs, so that a result is of a launch
-    )
-    verify: Callable[[], None] | None = None  # raises `WrongResult` for the result of a launch
-    move: Callable[[int, int, np.random.Generator], Target] | None = None
-    """Returns the same thing at fresh addresses; None for what stays where it is.
 
-    Takes the number of placements wanted side by side, and the largest number where they are small.
-    Raises `OutOfMemory` and leaves everything usable where not even a single placement fits.
-    """
-    close: Callable[[], None] = nothing  # frees what the target itself holds
+    def __init__(self, name: str, device: Device, stream: Stream) -> None:
+        self.name, self.device = name, device
+        self.stream = stream  # where it runs
+
+    def launch(self, place: int, stream: Stream) -> None:
+        """Queue a launch on the buffers of a placement."""
+        raise NotImplementedError
+
+    def prepare(self, stream: Stream) -> None:
+        """Queue what restores changed inputs, untimed."""
+
+    def poison(self, stream: Stream) -> None:
+        """Overwrite outputs, so that a result is of a launch."""
+
+    def verify(self) -> None:
+        """Raise `WrongResult` for the result of a launch."""
+
+    def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
+        """Go to fresh addresses: `wanted` placements side by side, `most` where they are small.
+
+        Raises `OutOfMemory` where not even a single placement fits; all stays usable.
+        """
+
+    def close(self) -> None:
+        """Free what the target itself holds."""
 
     def put_back(self, stream: Stream) -> None:
         """Restore inputs, then put managed pages back, because restoring touches them."""
@@ -101,7 +106,6 @@ class Target:
 
         Raises `WrongResult`, or `NotChecked` where memory is short.
         """
-        assert self.verify is not None
         self.poison(self.stream)
         # What restores, launches and verifies need not be on any stream of ours.
         self.device.streams.synchronize()
@@ -133,21 +137,21 @@ class KernelResult:
 
     def poison(self, stream: Stream) -> None:
         """Overwrite the outputs, restore the inputs, and compute the expected result."""
-        content = self._bound.device.content
+        device = self._bound.device
         for parameter in self._bound.kernel.parameters:
             name = parameter.name
             if name in self._saved:
                 buffer = self._buffers[name]
-                content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
+                device.content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
             elif parameter.role is Role.WRITE:
-                content.poison(self._buffers[name].allocation, stream)
-        self._bound.device.streams.synchronize(stream)
+                device.content.poison(self._buffers[name].allocation, stream)
+        device.streams.synchronize(stream)
         try:
             self._expected = self._bound.expected(self._arrays(self._buffers), self._values)
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            self._bound.device.memory.make_room()
+            device.memory.make_room()
             raise NotChecked(
                 "the result was not checked: memory is too short for its reference"
             ) from error
@@ -176,17 +180,13 @@ class KernelResult:
         if beyond_link or device.content.on_host:
             copies = device.content.copies(list(content.values()))
             return dict(zip(content, copies, strict=True))
-        arrays = {}
-        for name, (allocation, dtype, size) in content.items():
-            arrays[name] = device.memory.view(allocation, dtype, size)
-        return arrays
+        return {name: device.memory.view(*content[name]) for name in content}
 
 
-class KernelTarget:
-    """A kernel of the catalogue on its buffers, wherever these are now; `target` describes it.
+class KernelTarget(Target):
+    """A kernel of the catalogue on its buffers, wherever these are now."""
 
-    `window`: the persisting stream, if there is one.
-    """
+    moves = True
 
     def __init__(
         self,
@@ -197,161 +197,144 @@ class KernelTarget:
         stream: Stream,
         window: PersistingStream | None = None,
     ) -> None:
-        self._bound, self._arena, self._stream, self._window = bound, arena, stream, window
-        self._device = device = arena.device
-        self._buffers, self._values = bound.arguments(
+        super().__init__(bound.name, arena.device, stream)
+        self._bound, self._arena, self.window = bound, arena, window
+        buffers, values = bound.arguments(
             tuple(arena.taken(value) for value in arguments),
             {name: arena.taken(value) for name, value in keywords.items()},
         )
-        call = bound.call(self._buffers, self._values)
+        self._buffers, self._values = buffers, values
+        call = bound.call(buffers, values)
         if window is not None and window.where != "stream" and bound.kernel.source is None:
             raise BadCall(
                 f'where="{window.where}": {bound.name} is a copy, which is no kernel that could '
                 "carry a window"
             )
-        self._places: list[list[Allocation]] = []  # copies of the movable buffers, side by side
+        self._copies: list[Allocation] = []  # of the movable buffers, side by side
         self._graph: Graph | None = None  # the launch, where the window is on a graph's kernels
-        self._launches = [bound.launch(self._buffers, self._values)]
-        device.kernels.compile(self._launches[0])
-        bound.fill(self._buffers, stream)
-        self._movable = [b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b)]
+        self._launches = [bound.launch(buffers, values)]
+        self.device.kernels.compile(self._launches[0])
+        bound.fill(buffers, stream)
+        self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
         self._saved: dict[str, Allocation] = {}  # content that updated arguments start from
         for parameter in bound.kernel.parameters:
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
-        self._result = KernelResult(bound, self._buffers, self._values, self._saved)
+        self._result = KernelResult(bound, buffers, values, self._saved)
         if window is not None and window.where == "graph":
             # A kernel is loaded at its first launch, which waits: not within a capture.
-            device.kernels.launch(self._launches[0], stream)
-            device.streams.synchronize(stream)
+            self.device.kernels.launch(self._launches[0], stream)
+            self.device.streams.synchronize(stream)
             self._bind()
-        self.target = self._describe(call)
 
-    def _describe(self, call: Call) -> Target:
-        kernel, buffers, window = self._bound.kernel, self._buffers, self._window
-        accesses = kernel.accesses(call)
-        footprints: dict[str, int] = {}
-        for access in accesses:
-            largest = max(footprints.get(access.argument, 0), access.footprint)
-            footprints[access.argument] = largest
-        managed = tuple(buffer for buffer in buffers.values() if buffer.goes_home)
-        notes = window_notes(self._device, window)
-        notes += managed_notes(self._device.facts, buffers.values())
+        kernel = bound.kernel
+        self.moves = bool(self._movable)
+        self.checks = kernel.reference is not None
+        self.waits = any(buffer.kind.pageable for buffer in buffers.values())
+        self.managed = tuple(buffer for buffer in buffers.values() if buffer.goes_home)
+        self.any_stream = window is None and not self.managed
+        self.host_memory = tuple(
+            (name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device
+        )
+        notes = window_notes(self.device, window)
+        notes += managed_notes(self.device.facts, buffers.values())
         if window is not None and window.set_aside and window.buffer not in buffers.values():
             notes.append(
                 f"{kernel.name} touches nothing of the buffer under the window: a cost without a "
                 "gain"
             )
-        target = Target(
-            name=kernel.name,
-            device=self._device,
-            stream=self._stream,
-            launch=self.launch,
-            any_stream=window is None and not managed,
-            moved_bytes=kernel.traffic(call),
-            footprint=sum(footprints.values()),
-            host_memory=tuple(
-                (name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device
-            ),
-            managed=managed,
-            window=window,
-            notes=tuple(notes),
-            waits=any(buffer.kind.pageable for buffer in buffers.values()),
-            poison=self._poison,
-            verify=None if kernel.reference is None else self._result.verify,
-            move=self._move if self._movable else None,
-            close=self.close,
-        )
+        self.notes = tuple(notes)
+        self.moved_bytes = kernel.traffic(call)
+        accesses = kernel.accesses(call)
+        footprints: dict[str, int] = {}
+        for access in accesses:
+            largest = max(footprints.get(access.argument, 0), access.footprint)
+            footprints[access.argument] = largest
+        self.footprint = sum(footprints.values())
         if kernel.accesses_per_launch is not None:
-            target = replace(target, accesses_per_launch=kernel.accesses_per_launch(call))
-        if kernel.source is None:
-            return target  # a copy engine makes no requests
-        if not any(access.dependent for access in accesses):  # a thread that follows a chain
-            target = replace(
-                target,
-                sectors_per_request=sectors_per_request(accesses),
-                requested=requested_bytes(accesses),
-            )
-        return target
+            self.accesses_per_launch = kernel.accesses_per_launch(call)
+        # A copy engine makes no requests, and a thread that follows a chain makes its own.
+        if kernel.source is not None and not any(access.dependent for access in accesses):
+            self.sectors_per_request = sectors_per_request(accesses)
+            self.requested = requested_bytes(accesses)
 
     def _save(self, name: str) -> None:
         """Keep the content that an updated argument has now: every check starts from it."""
-        buffer, device, stream = self._buffers[name], self._device, self._arena.stream
+        buffer, stream = self._buffers[name], self._arena.stream
         saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
-        device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
-        device.streams.synchronize(stream)
+        self.device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
+        self.device.streams.synchronize(stream)
         buffer.put_home(stream)
         self._saved[name] = saved
 
     def launch(self, place: int, stream: Stream) -> None:
-        """Queue a launch on the buffers of a placement."""
-        device = self._device
         if self._graph is not None:
-            device.graphs.replay(self._graph, stream)
-        elif self._window is not None and self._window.where == "launch":
-            device.kernels.launch(self._launches[place], stream, window=self._window.spec)
+            self.device.graphs.replay(self._graph, stream)
+        elif self.window is not None and self.window.where == "launch":
+            self.device.kernels.launch(self._launches[place], stream, window=self.window.spec)
         else:
-            device.kernels.launch(self._launches[place], stream)
+            self.device.kernels.launch(self._launches[place], stream)
 
-    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+    def poison(self, stream: Stream) -> None:
+        self._leave()
+        self._result.poison(stream)
+
+    def verify(self) -> None:
+        self._result.verify()
+
+    def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._leave()
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
-        if self.target.any_stream and all(b.kind.scattered for b in self._movable):
+        if self.any_stream and all(b.kind.scattered for b in self._movable):
             nbytes = sum(buffer.nbytes for buffer in self._movable)
             if self._arena.keeps and self._fitting(nbytes, wanted, wanted) < wanted:
                 self._arena.close_kept()
             count = self._fitting(nbytes, wanted, most)
             if count:
                 self._scatter(count, random)
-                return replace(self.target, places=count)
+                return
         try:
             move_buffers(self._arena, self._movable, random)
         finally:
             self._bind()
-        return self.target
 
     def _fitting(self, nbytes: int, wanted: int, most: int) -> int:
-        return side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
+        return side_by_side(nbytes, wanted, most, self.device.memory.free_bytes(MemoryKind.DEVICE))
 
     def _bind(self) -> None:
         """Make the launch, and its graph, for where the buffers now are."""
         self._launches = [self._bound.launch(self._buffers, self._values)]
-        if self._window is not None and self._window.where == "graph":
-            body = partial(self._device.kernels.launch, self._launches[0], self._stream)
-            self._graph = captured(self._bound.name, self._device, self._window, body)
+        if self.window is not None and self.window.where == "graph":
+            body = partial(self.device.kernels.launch, self._launches[0], self.stream)
+            self._graph = captured(self.name, self.device, self.window, body)
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
         sizes = [buffer.nbytes for buffer in self._movable]
-        copies = self._arena.scatter(sizes * count, int(random.integers(2**32)))
+        self._copies = self._arena.scatter(sizes * count, int(random.integers(2**32)))
         outputs = []
         for parameter in self._bound.kernel.parameters:
             if parameter.role is Role.WRITE:
                 outputs.append(self._buffers[parameter.name])
-        for first in range(0, len(copies), len(sizes)):
-            self._places.append(copies[first : first + len(sizes)])
-        self._launches = []
-        for place in self._places:
+        launches = []
+        for first in range(0, len(self._copies), len(sizes)):
+            place = self._copies[first : first + len(sizes)]
             placed = dict(zip(self._movable, place, strict=True))
             for buffer, copy in placed.items():
                 if buffer not in outputs:
-                    self._device.content.copy(
+                    self.device.content.copy(
                         copy, buffer.allocation, buffer.nbytes, self._arena.stream
                     )
-            self._launches.append(self._bound.launch(self._buffers, self._values, placed))
+            launches.append(self._bound.launch(self._buffers, self._values, placed))
+        self._launches, self.places = launches, count
 
     def _leave(self) -> None:
         """Go back to the buffers themselves."""
-        if self._places:
-            self._launches = [self._bound.launch(self._buffers, self._values)]
-            places, self._places = self._places, []
-            for place in places:
-                for allocation in place:
-                    self._arena.release(allocation)
-
-    def _poison(self, stream: Stream) -> None:
-        self._leave()
-        self._result.poison(stream)
+        if self._copies:
+            self._launches, self.places = [self._bound.launch(self._buffers, self._values)], 1
+            copies, self._copies = self._copies, []
+            for allocation in copies:
+                self._arena.release(allocation)
 
     def close(self) -> None:
         """Free the placements and the saved inputs; a second call does nothing."""

@@ -8,14 +8,14 @@ Timing the wrong stream gives a wrong number without any error, so the device is
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import Device, Launch, NotCounted, Span, Stream, Undelivered
+from pytest_gpumem.devices.protocol import Launch, NotCounted, Span, Stream, Undelivered
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
@@ -55,10 +55,6 @@ class NoWork(Elsewhere):
     """The device did nothing: the time by the host's clock may be the host's alone."""
 
 
-Queues = Callable[[Stream], object]
-"""A function that queues work, with the given stream as the current stream of every library."""
-
-
 @dataclass(frozen=True)
 class TimingSite:
     """The place where work can be timed."""
@@ -69,32 +65,24 @@ class TimingSite:
     sample: float | None = None  # seconds of a launch of long work that is alone on the stream
 
 
-def find_stream(
-    device: Device,
-    prepare: Queues,
-    launch: Queues,
-    current: Stream,
-    floor: float,
-    first: float = 0.0,
-) -> TimingSite:
-    """Find the stream on which the work can be timed.
+def find_stream(target: Target, floor: float, first: float = 0.0) -> TimingSite:
+    """Find the stream on which the work can be timed; `target.stream` is the current one.
 
     The search launches short work some seven times, and long work at most twice.
 
-    `prepare`: restores the work's inputs. `launch`: queues the work once; it ran before.
-    `current`: the current stream of the launch. `floor`: seconds of an empty interval.
-    `first`: seconds of the first launch, with what it compiled.
+    `floor`: seconds of an empty interval. `first`: of the first launch, with what it compiled.
     Raises `HoldExpired`: the work waits for the device.
     Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
+    device, current = target.device, target.stream
     defaults = device.streams.defaults()
-    watch = _LaunchWatch(device, prepare, launch, floor)
+    watch = _LaunchWatch(target, floor)
     if first > LONG:
         begun = device.now()
         sample = watch.interval(current, current, first)
         if sample > max(LONG, ALONE * (device.now() - begun)):
             return TimingSite(current, None, sample, sample)
-    whole = watch.whole(current)
+    whole = watch.measure_whole()
     if whole > LONG and watch.interval(current, current, whole) > FILLED * whole:
         busy = [current]  # work beside it that ends sooner costs nothing
     else:
@@ -106,7 +94,7 @@ def find_stream(
         busy = watch.busy_streams(defaults[0], (defaults[0], current))
     elif defaults and defaults[0] in busy:
         # The two default streams wait for each other: work on either is seen on both.
-        busy = [watch.nearer(current, *defaults) if defaults[1] in busy else defaults[0]]
+        busy = [watch.nearer(*defaults) if defaults[1] in busy else defaults[0]]
     if not busy:
         if watch.goes_on(current):
             raise Elsewhere("its work runs on streams of its own")
@@ -126,16 +114,14 @@ def find_stream(
 class _LaunchWatch:
     """Launches the work and watches the device."""
 
-    def __init__(self, device: Device, prepare: Queues, launch: Queues, floor: float) -> None:
-        self._device, self._prepare, self._launch = device, prepare, launch
-        self._floor = floor
-        self._whole = 0.0
-        self._first: Stream | None = None  # the current stream of the first look
-        self._beside = 0.0  # seconds for which the device was busy after that stream
+    def __init__(self, target: Target, floor: float) -> None:
+        self._target, self._device, self._floor = target, target.device, floor
+        self._whole = 0.0  # seconds until the device is idle after a launch
+        self._beside = 0.0  # seconds for which the device was busy after the target's stream
 
-    def whole(self, current: Stream) -> float:
+    def measure_whole(self) -> float:
         """Return the seconds until the device is idle after a launch."""
-        self._first = current
+        current = self._target.stream
         self._whole, self._beside = self.idle_after(current, work=True)
         if self._whole <= LONG:
             for _ in range(LOOKS - 1):
@@ -153,14 +139,14 @@ class _LaunchWatch:
                 busy.append(stream)
         return busy
 
-    def nearer(self, current: Stream, legacy: Stream, thread: Stream) -> Stream:
+    def nearer(self, legacy: Stream, thread: Stream) -> Stream:
         """Return the default stream that the work is on, if both are busy with it.
 
         With long work it does not matter.
         """
         if self._whole > LONG:
             return legacy
-        medians = []
+        current, medians = self._target.stream, []
         for stream in (legacy, thread):
             seconds = [self.interval(current, stream, self._whole) for _ in range(NEAR)]
             medians.append(statistics.median(seconds))
@@ -176,18 +162,18 @@ class _LaunchWatch:
             allowed = max(BESIDE, BESIDE_SHARE * self._whole)
         idle = min(self.idle_after(stream, work=False)[1] for _ in range(LOOKS + 1))
         limit = idle + allowed
-        if stream is self._first and self._whole > LONG and self._beside <= limit:
+        if stream is self._target.stream and self._whole > LONG and self._beside <= limit:
             return False
         return all(self.idle_after(stream, work=True)[1] > limit for _ in range(LOOKS + 1))
 
     def idle_after(self, current: Stream, *, work: bool) -> tuple[float, float]:
         """Return the seconds until the device is idle, and those of them after `current` is."""
         device = self._device
-        self._prepare(current)
+        self._target.put_back(current)
         device.streams.synchronize()
         begun = device.now()
         if work:
-            self._launch(current)
+            self._target.launch(0, current)
         device.streams.synchronize(current)
         done = device.now()
         device.streams.synchronize()
@@ -200,11 +186,11 @@ class _LaunchWatch:
         """
         device = self._device
         start, end = device.streams.event(), device.streams.event()
-        self._prepare(current)
+        self._target.put_back(current)
         device.streams.synchronize()
         with holding(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
             device.streams.record(start, watched)
-            self._launch(current)
+            self._target.launch(0, current)
             device.streams.record(end, watched)
             over = device.now()
             if whole <= LONG:
@@ -215,16 +201,16 @@ class _LaunchWatch:
         return device.streams.elapsed(start, end)
 
 
-def put_back(device: Device, target: Target) -> None:
+def put_back(target: Target) -> None:
     """Put inputs and pages back as before a sample, and wait."""
     target.prepare(target.stream)
-    device.streams.synchronize()
+    target.device.streams.synchronize()
     for buffer in target.managed:
         buffer.put_home(target.stream)
-    device.streams.synchronize()
+    target.device.streams.synchronize()
 
 
-def find_outside(device: Device, target: Target, idle: Launch) -> float:
+def find_outside(target: Target, idle: Launch) -> float:
     """Return the seconds of a launch's work that run outside of the timed interval.
 
     The launch is queued behind a hold, as for a sample, between two idle launches: what does not
@@ -232,7 +218,7 @@ def find_outside(device: Device, target: Target, idle: Launch) -> float:
     twice.
     Raises `NotCounted` with the reason; `HoldExpired`: the launch waits for the device.
     """
-    stream = target.stream
+    device, stream = target.device, target.stream
 
     def queue() -> None:
         with holding(device, stream):
@@ -242,7 +228,7 @@ def find_outside(device: Device, target: Target, idle: Launch) -> float:
         device.streams.synchronize()
 
     for _ in range(PASSES):  # the first records of a process may be lost
-        put_back(device, target)
+        put_back(target)
         with uncollected():
             spans = device.counters.spans(queue)
         idle_spans = [span for span in spans if _is_launch(span, idle)]
@@ -266,7 +252,7 @@ def _is_launch(span: Span, launch: Launch) -> bool:
 
 
 def find_what_ran(
-    device: Device, target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
+    target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
 ) -> WhatRan:
     """Return what a launch runs, or in its place the reason why that is unknown.
 
@@ -275,11 +261,11 @@ def find_what_ran(
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
-    once = latency >= WATCHED_ONCE or not target.foreign
+    device, once = target.device, latency >= WATCHED_ONCE or not target.foreign
     before: WhatRan | None = None
     why = f"no two of {PASSES} launches ran the same"
     for _ in range(PASSES):
-        put_back(device, target)
+        put_back(target)
         work = partial(target.launch, 0, target.stream)
         try:
             with uncollected():  # objects that are freed at any time call the runtime
@@ -295,7 +281,7 @@ def find_what_ran(
         elif before is not None:
             merged = together([before, seen])
         if merged is not None:
-            state = _state(device, target, managed)
+            state = _state(target, managed)
             return what_ran(merged.launch, state, not_watched=merged.not_watched)
         before = seen
     if before is None:
@@ -303,11 +289,11 @@ def find_what_ran(
     return replace(before, digest=None, not_watched=why)
 
 
-def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
+def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
     """Return the state of memory as in `WhatRan.state`."""
     state = {f"argument {name}": kind for name, kind in target.host_memory}
-    if device.facts.persists:
-        state["set-aside of L2"] = format_bytes(device.l2.set_aside())
+    if target.device.facts.persists:
+        state["set-aside of L2"] = format_bytes(target.device.l2.set_aside())
     for number, buffer in enumerate(managed, 1):
         text = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
         if isinstance(buffer, ManagedBuffer) and buffer.advice.words:
@@ -316,7 +302,7 @@ def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[st
     return state
 
 
-def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migrations:
+def count_migrations(target: Target, *, profiled: bool) -> Migrations:
     """Count page faults and migrations of a launch, or return the reason why it cannot.
 
     Counting slows faults down, so the pass is not timed.
@@ -326,6 +312,7 @@ def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migra
             not_counted="a profiler is attached, and the driver serves one tool at a time; it "
             "shows the faults itself"
         )
+    device = target.device
 
     def launch() -> None:
         target.launch(0, target.stream)
@@ -335,7 +322,7 @@ def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migra
     undelivered = ""
     for _ in range(TRIES):
         try:
-            pages_before = device.counters.pages(partial(put_back, device, target))
+            pages_before = device.counters.pages(partial(put_back, target))
             pages = device.counters.pages(launch)
         except Undelivered as reason:
             undelivered = f"{reason} (tried {TRIES} times)"

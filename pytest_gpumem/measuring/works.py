@@ -1,38 +1,83 @@
-"""Work as a test composes it (`gpu_work`, `staged_copy`), and how much of its time overlap
-hides."""
+"""Work for the copy engines, kernels and the host, composed of pieces: in turn, or at once.
+
+Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transfers.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from pytest_gpumem.devices.protocol import Stream
+from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.plan import Plan
-from pytest_gpumem.measuring.work import (
-    Work,
-    bound_of,
-    copy_work,
-    host_work,
-    kernel_work,
-    staged_work,
-    work_in_turn,
-    work_together,
-)
+from pytest_gpumem.measuring.target import KernelResult, Target, compare
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.records.measurement import Overlap, Part
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
-PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
-AGREE = 0.1
-"""Largest difference between the sequence and the sum of its parts, as a share of the sum. Other
-traffic on a host's link makes copies up to twice as long, for some milliseconds."""
-TRIES = 3  # times that parts and sequence are measured until they agree
+GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
+
+# Engines: two copy engines (or one: `asyncEngineCount`), the link to another GPU, the SMs,
+# and the host.
+HOST_TO_DEVICE = "host to device"
+DEVICE_TO_HOST = "device to host"
+PEER = "peer"
+KERNEL = "kernel"
+HOST = "host"
+
+Queue = Callable[[Stream], None]
+
+
+class Work(Target):
+    """Something that can be queued on a stream and measured.
+
+    It stays where it is: addresses make no difference to a link.
+    """
+
+    restores = True  # launches that spread over streams do not follow each other in a batch
+    before: Work | None = None  # comes before each measured run, untimed
+    parts: tuple[Work, ...] = ()  # of work that overlaps: each whole
+    streams = 0  # that the parts are spread over
+    chunks: int | None = None  # pieces that the data is cut into, if it is
+
+    def __init__(
+        self,
+        arena: Arena,
+        name: str,
+        engines: Iterable[str],
+        queue: Queue,
+        poison: Queue | None = None,
+        verify: Callable[[], None] | None = None,
+    ) -> None:
+        """`engines`: that it keeps busy. `queue`: queues a run; for work of the host, does it.
+
+        `poison`: overwrites the result, and notes what is expected; `verify` compares it.
+        """
+        super().__init__(name, arena.device, arena.stream)
+        self.engines, self.queue = frozenset(engines), queue
+        self._poison, self._verify = poison, verify
+        self.checks = verify is not None
+
+    def launch(self, place: int, stream: Stream) -> None:
+        self.queue(stream)
+
+    def prepare(self, stream: Stream) -> None:
+        if self.before is not None:
+            self.before.queue(stream)
+
+    def poison(self, stream: Stream) -> None:
+        if self._poison is not None:
+            self._poison(stream)
+
+    def verify(self) -> None:
+        if self._verify is not None:
+            self._verify()
 
 
 class Works:
@@ -55,9 +100,51 @@ class Works:
         Raises:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
-        to = self._buffer("destination", destination)
-        origin = self._buffer("source", source)
-        return copy_work(self.device, to, origin, pieces=pieces)
+        to, origin = self._arena.taken(destination), self._arena.taken(source)
+        for name, value in (("destination", to), ("source", origin)):
+            if not isinstance(value, Buffer):
+                raise BadCall(
+                    f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not "
+                    f"{type(value).__name__}"
+                )
+        if to.nbytes != origin.nbytes:
+            sizes = f"{format_bytes(origin.nbytes)} to {format_bytes(to.nbytes)}"
+            raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
+        device, parts = self.device, cut(origin.nbytes, pieces)
+        engine = KERNEL
+        if to.kind.on_peer or origin.kind.on_peer:
+            engine = PEER
+        elif origin.kind.on_host:
+            engine = HOST_TO_DEVICE
+        elif to.kind.on_host:
+            engine = DEVICE_TO_HOST
+        name = f"{origin.kind.value} to {to.kind.value}"
+        if pieces > 1:
+            name += f" in {pieces} pieces"
+
+        def queue(stream: Stream) -> None:
+            if pieces == 1:
+                device.content.copy(to.allocation, origin.allocation, origin.nbytes, stream)
+                return
+            for offset, nbytes in parts:
+                to_part = device.memory.part(to.allocation, offset, nbytes)
+                from_part = device.memory.part(origin.allocation, offset, nbytes)
+                device.content.copy(to_part, from_part, nbytes, stream)
+
+        def poison(stream: Stream) -> None:
+            device.content.poison(to.allocation, stream)
+
+        def verify() -> None:
+            wanted = [(each.allocation, "u1", each.nbytes) for each in (to, origin)]
+            actual, expected = device.content.copies(wanted)
+            size = min(actual.size, expected.size)  # the simulated device backs a part
+            compare(device, name, actual[:size], expected[:size], noun="byte")
+
+        work = Work(self._arena, name, [engine], queue, poison, verify)
+        link = to.kind.beyond_link or origin.kind.beyond_link
+        work.moved_bytes = MovedBytes(origin.nbytes, origin.nbytes, link=link)
+        work.waits = to.kind.pageable or origin.kind.pageable
+        return work
 
     @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Work:
@@ -70,7 +157,37 @@ class Works:
             raise BadCall(f"kernel() takes a kernel of gpu_kernels, not {kernel!r}")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
-        return kernel_work(kernel, buffers, values)
+        return self._launch_of(kernel, buffers, values)
+
+    def _launch_of(
+        self,
+        kernel: BoundKernel,
+        buffers: Mapping[str, Buffer],
+        values: Mapping[str, int | float],
+    ) -> Work:
+        device, persisting = self.device, kernel.persisting
+        launch = kernel.launch(buffers, values)
+        device.kernels.compile(launch)
+
+        def queue(stream: Stream) -> None:
+            if persisting is None:
+                device.kernels.launch(launch, stream)
+                return
+            if persisting.closed:
+                raise BadCall(
+                    f"{kernel.name}: the `with` block of its persisting stream has ended, and its "
+                    "window with it"
+                )
+            device.streams.join(persisting.stream, stream)
+            device.kernels.launch(launch, persisting.stream)
+            device.streams.join(stream, persisting.stream)
+
+        work = Work(self._arena, kernel.name, [KERNEL], queue)
+        if kernel.kernel.reference is not None:
+            result = KernelResult(kernel, buffers, values)
+            work = Work(self._arena, kernel.name, [KERNEL], queue, result.poison, result.verify)
+        work.moved_bytes = kernel.kernel.traffic(launch.call)
+        return work
 
     def host(self, function: Callable[[], object], name: str | None = None) -> Work:
         """A function that runs on the host."""
@@ -81,7 +198,12 @@ class Works:
         def run(stream: Stream) -> None:
             function()
 
-        return host_work(run, name)
+        return self._on_host(name, run)
+
+    def _on_host(self, name: str, run: Queue) -> Work:
+        work = Work(self._arena, name, [HOST], run)
+        work.waits = True
+        return work
 
     def busy(self, seconds: float) -> Work:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
@@ -93,12 +215,12 @@ class Works:
             raise BadCall(f"busy({seconds!r}): a number of seconds above 0 and below 10")
         now = self.device.now
 
-        def spin() -> None:
+        def spin(stream: Stream) -> None:
             end = now() + seconds
             while now() < end:
                 pass
 
-        return self.host(spin, f"host busy for {format_time(seconds)}")
+        return self._on_host(f"host busy for {format_time(seconds)}", spin)
 
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Work:
@@ -116,19 +238,22 @@ class Works:
             made.cycle(size, stream)
 
         self._closes.append(made.close)
-        return host_work(cycle, f"{allocator} of {format_bytes(size)}")
+        return self._on_host(f"{allocator} of {format_bytes(size)}", cycle)
 
     def in_turn(self, *works: Work) -> Work:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
-        return work_in_turn(self.device, self._works(works))
+        _check("in_turn", works)
+        return in_turn(self._arena, works)
 
     def after(self, before: Work, work: Work) -> Work:
         """`work`, with an untimed run of `before` ahead of every sample, which fills the caches.
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
-        self._works([before, work])
-        return dataclasses.replace(work, before=before)
+        _check("after", (before, work))
+        work = copy.copy(work)
+        work.before = before
+        return work
 
     @on_its_device
     def together(self, *works: Work) -> Work:
@@ -138,7 +263,35 @@ class Works:
             BadCall: fewer than two.
             Unsupported: the device has too few copy engines (`asyncEngineCount`); the test skips.
         """
-        return work_together(self.device, self._works(works))
+        _check("together", works)
+        device = self.device
+        _check_engines(device, _engines(works))
+        on_host = [work for work in works if work.engines == {HOST}]
+        on_device = [work for work in works if work.engines != {HOST}]
+        lanes = [device.streams.create() for _ in on_device]
+
+        def queue(stream: Stream) -> None:
+            for lane in lanes:
+                device.streams.join(lane, stream)
+            for work, lane in zip(on_device, lanes, strict=True):
+                work.queue(lane)
+            for work in on_host:  # last
+                work.queue(stream)
+            for lane in lanes:
+                device.streams.join(stream, lane)
+
+        def poison(stream: Stream) -> None:
+            for work in works:
+                work.poison(stream)
+
+        def verify() -> None:
+            for work in works:
+                work.verify()
+
+        whole = _several(self._arena, works, " beside ", queue, poison, verify)
+        whole.checks = any(work.checks for work in works)
+        whole.parts, whole.streams = works, len(lanes)
+        return whole
 
     @on_its_device
     def staged(
@@ -170,14 +323,74 @@ class Works:
             BadCall: the arguments do not fit together.
             Unsupported: the device has no copy engine (`asyncEngineCount` is 0); the test skips.
         """
-        memory = self._memory
+        memory, device, arena = self._memory, self.device, self._arena
         wanted = repr(shape), str(dtype), back
         if wanted not in self._staged:
             source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
             self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None
         source, there, target = self._staged[wanted]
-        chosen = kernel or BoundKernel(CATALOGUE["elementwise"], self.device, self._arena.stream)
-        return staged_work(source, there, target, chosen, scalars, n_streams, chunks)
+        if kernel is None:
+            kernel = BoundKernel(CATALOGUE["elementwise"], device, arena.stream)
+        _at_least_one("n_streams", n_streams)
+        _at_least_one("chunks", 1 if chunks is None else chunks)
+        arrays = [p for p in kernel.kernel.parameters if p.role is not Role.SCALAR]
+        if len(arrays) != 1 or arrays[0].role is not Role.UPDATE or kernel.kernel.reference is None:
+            raise BadCall(
+                f"{kernel.name} cannot be staged: it takes a kernel that updates one array in "
+                "place, such as elementwise"
+            )
+        buffers, values = kernel.arguments((there,), scalars)
+        _check_engines(device, frozenset([HOST_TO_DEVICE]))
+        lanes = tuple(device.streams.create() for _ in range(n_streams))
+        pieces = []
+        for offset, nbytes in cut(there.nbytes, chunks or n_streams):
+            part, to = device.memory.part(there.allocation, offset, nbytes), None
+            origin = device.memory.part(source.allocation, offset, nbytes)
+            if target is not None:
+                to = device.memory.part(target.allocation, offset, nbytes)
+            pieces.append((part, origin, kernel.launch(buffers, values, {there: part}), to))
+        device.kernels.compile(pieces[0][2])
+        parts = [self.copy(there, source), self._launch_of(kernel, buffers, values)]
+        moved_bytes = MovedBytes(source.nbytes, 0, link=True)
+        if target is not None:
+            parts.append(self.copy(target, there))
+            moved_bytes = MovedBytes(source.nbytes, target.nbytes, link=True)
+        name = f"staged {kernel.name}"
+        result = there if target is None else target
+        tolerance = kernel.kernel.relative_tolerance
+        expected: dict[str, Any] = {}
+
+        def queue(stream: Stream) -> None:
+            for lane in lanes:
+                device.streams.join(lane, stream)
+            for index, (part, origin, launch, to) in enumerate(pieces):
+                lane = lanes[index % len(lanes)]
+                device.content.copy(part, origin, part.nbytes, lane)
+                device.kernels.launch(launch, lane)
+                if to is not None:
+                    device.content.copy(to, part, part.nbytes, lane)
+            for lane in lanes:
+                device.streams.join(stream, lane)
+
+        def poison(stream: Stream) -> None:
+            device.content.copy(there.allocation, source.allocation, there.nbytes, stream)
+            device.streams.synchronize(stream)
+            array = device.memory.view(there.allocation, there.dtype_name, there.size)
+            expected.update(kernel.expected(dict.fromkeys(buffers, array), values))
+            device.content.poison(there.allocation, stream)
+            if target is not None:
+                device.content.poison(target.allocation, stream)
+
+        def verify() -> None:
+            (actual,) = device.content.copies([(result.allocation, result.dtype_name, result.size)])
+            for content in expected.values():
+                compare(device, name, actual, content, tolerance)
+            expected.clear()
+
+        work = Work(arena, name, _engines(parts), queue, poison, verify)
+        work.moved_bytes, work.parts = moved_bytes, tuple(parts)
+        work.streams, work.chunks = n_streams, len(pieces)
+        return work
 
     @on_its_device
     def enqueue(self, work: Work) -> tuple[float, float]:
@@ -185,7 +398,7 @@ class Works:
 
         An asynchronous call returns first.
         """
-        self._works([work])
+        _check("enqueue", (work, work))
         device, stream = self.device, self._arena.stream
         work.queue(stream)  # the first run loads kernels
         device.streams.synchronize(stream)
@@ -200,56 +413,90 @@ class Works:
         while self._closes:
             self._closes.pop()()
 
-    def _buffer(self, name: str, value: Any) -> Buffer:
-        taken = self._arena.taken(value)
-        if not isinstance(taken, Buffer):
-            raise BadCall(
-                f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not "
-                f"{type(value).__name__}"
-            )
-        return taken
 
-    @staticmethod
-    def _works(works: Sequence[Any]) -> tuple[Work, ...]:
-        for work in works:
-            if not isinstance(work, Work):
-                raise BadCall(f"{work!r} is no work; gpu_work makes it")
-        return tuple(works)
+def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
+    """Return works in turn, each on the result of the previous; the last result is checked."""
+    device, last = arena.device, works[-1]
+
+    def queue(stream: Stream) -> None:
+        for index, work in enumerate(works):
+            if index and work.waits:
+                device.streams.synchronize(stream)
+            work.queue(stream)
+
+    def poison(stream: Stream) -> None:
+        for work in works[:-1]:  # the input of the last
+            work.queue(stream)
+            device.streams.synchronize(stream)
+        last.poison(stream)
+
+    whole = _several(arena, works, " then ", queue, poison, last.verify)
+    whole.checks = last.checks
+    return whole
 
 
-def overlap_of(
-    conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str
-) -> Overlap | None:
-    """Measure each part of overlapping work alone, and all parts in turn.
+def _several(
+    arena: Arena,
+    works: Sequence[Work],
+    between: str,
+    queue: Queue,
+    poison: Queue,
+    verify: Callable[[], None],
+) -> Work:
+    """Join several works; its bytes are those that cross links, in both directions."""
+    name = between.join(work.name for work in works)
+    whole = Work(arena, name, _engines(works), queue, poison, verify)
+    whole.waits = any(work.waits for work in works)
+    crossing = 0
+    for work in works:
+        if work.moved_bytes is not None and work.moved_bytes.link:
+            crossing += work.moved_bytes.total
+    if crossing:
+        whole.moved_bytes = MovedBytes(0, 0, link=True, declared=crossing)
+    return whole
 
-    Returns None for work that overlaps nothing, and under a profiler, which slows each part
-    differently.
+
+def _check(name: str, works: Sequence[object]) -> None:
+    """Raise `BadCall` for what is no work, or for a single piece."""
+    for work in works:
+        if not isinstance(work, Work):
+            raise BadCall(f"{work!r} is no work; gpu_work makes it")
+    if len(works) < 2:
+        raise BadCall(f"{name} takes at least two pieces of work, not {len(works)}")
+
+
+def _engines(works: Iterable[Work]) -> frozenset[str]:
+    return frozenset[str]().union(*(work.engines for work in works))
+
+
+def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
+    """Return offset and length of `pieces` pieces of `nbytes` bytes; the last gets the rest.
+
+    Pieces begin at multiples of 256 bytes.
+    Raises `BadCall`: `pieces` is not positive, or there are fewer multiples than pieces.
     """
-    if not work.parts or work.before is not None or conductor.profiled:
-        return None
-    short = dataclasses.replace(plan, placements=1, budget=PART_SHARE * plan.budget)
-    if work.on_host:
-        short = dataclasses.replace(short, sampler="host")
+    _at_least_one("pieces", pieces)
+    grains = -(-nbytes // GRAIN)
+    if pieces > grains:
+        raise BadCall(
+            f"{format_bytes(nbytes)} cannot be cut into {pieces} pieces at multiples of {GRAIN} "
+            f"bytes: {grains} at most"
+        )
+    starts = [index * grains // pieces * GRAIN for index in range(pieces)]
+    return [(start, end - start) for start, end in pairwise([*starts, nbytes])]
 
-    def latency(part: Work) -> float:
-        # The whole is checked, of which it is a part.
-        unchecked = dataclasses.replace(part.target(arena), verify=None)
-        return conductor.measure(unchecked, short, arena=arena, label="", name=name).latency
 
-    pieces = (*work.parts, work_in_turn(arena.device, work.parts))
-    seconds = [latency(piece) for piece in pieces]
-    for _ in range(TRIES - 1):
-        together = sum(seconds[:-1])
-        if abs(seconds[-1] - together) <= AGREE * together:
-            break
-        # What others do on the link makes a reading longer, never shorter.
-        for index, piece in enumerate(pieces):
-            seconds[index] = min(seconds[index], latency(piece))
-    engines = [part.engines for part in work.parts]
-    return Overlap(
-        parts=tuple(map(Part, [part.name for part in work.parts], seconds)),
-        sequential=seconds[-1],
-        bound=bound_of(arena.device, list(zip(engines, seconds, strict=False))),
-        streams=work.streams,
-        chunks=work.chunks,
-    )
+def _check_engines(device: Device, engines: frozenset[str]) -> None:
+    """Raise `Unsupported` if the device has too few copy engines."""
+    facts = device.facts
+    if facts.async_engines < 1 and engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}:
+        raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")
+    if facts.async_engines < 2 and engines == {HOST_TO_DEVICE, DEVICE_TO_HOST}:
+        raise Unsupported(
+            f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})"
+        )
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadCall(f"{name}={value!r}; it is a whole number of at least 1")

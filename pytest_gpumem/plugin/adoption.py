@@ -35,7 +35,6 @@ from pytest_gpumem.settings import Settings, marker_keywords, of_marker, of_test
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
-    from pytest_gpumem.devices.protocol import Stream
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
 
 SHOWN = 5  # benchmarks that a line names
@@ -317,6 +316,7 @@ def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
 
 def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: bool) -> None:
     """Measure the call, hot unless the marker says otherwise."""
+    from pytest_gpumem.measuring.case import target_of
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 
     if test.settings.origins.get("budget") == "default":
@@ -326,14 +326,10 @@ def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: boo
         function = (call.function, call.args, call.kwargs)
     benchmark = GpuBenchmark(test, fixture, adopted=True)
     label = benchmark._check_label(None)
-    target = test.session.conductor.target(*function, arena=test.arena, on_simulated=True)
+    declared: dict[str, Any] = {}
     if call.restores:
-
-        def prepare(stream: Stream) -> None:
-            with test.device.kernels.current_stream(stream):
-                call.prepare()
-
-        target = dataclasses.replace(target, prepare=prepare, restores=True)
+        declared["restore"] = call.prepare
+    target = target_of(*function, arena=test.arena, on_simulated=True, **declared)
     mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
     benchmark._measure(target, label, benchmark._limits({}), mode, None)
 

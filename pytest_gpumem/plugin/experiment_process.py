@@ -57,7 +57,7 @@ MEASURING = (
     "numpy.random",
     "pytest_gpumem.baselines.verdicts",
     "pytest_gpumem.measuring.bound",
-    "pytest_gpumem.measuring.conductor",
+    "pytest_gpumem.measuring.measure",
     "pytest_gpumem.memory.l2_leftovers",
     "pytest_gpumem.plugin.gpu_benchmark",
 )

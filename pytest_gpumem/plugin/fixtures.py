@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.kinds import MemoryKind
     from pytest_gpumem.devices.protocol import Device
     from pytest_gpumem.measuring.bound import Kernels
-    from pytest_gpumem.measuring.work import Work
-    from pytest_gpumem.measuring.works import Works
+    from pytest_gpumem.measuring.works import Work, Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark, GpuTest

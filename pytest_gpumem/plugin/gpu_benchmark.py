@@ -18,11 +18,11 @@ from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device, Str
 from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Kernels
-from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.plan import Passes, Plan
+from pytest_gpumem.measuring.case import Case, CaseTarget, target_of
+from pytest_gpumem.measuring.measure import Plan, measure
+from pytest_gpumem.measuring.overlap import overlap_of
 from pytest_gpumem.measuring.target import Target, WrongResult
-from pytest_gpumem.measuring.work import Work
-from pytest_gpumem.measuring.works import Works, overlap_of
+from pytest_gpumem.measuring.works import Work, Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.spaces import Memory
@@ -268,12 +268,11 @@ class GpuBenchmark:
                     raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         declared = {name: given[name] for name in DECLARED if given[name] is not None}
         checked_label, checked_limits = self._check_label(given["label"]), self._limits(limits)
-        target = test.session.conductor.target(
+        target = target_of(
             function, args, kwargs, arena=test.arena, stream=given["stream"], **declared
         )
-        work = function if isinstance(function, Work) else None
         return self._measure(
-            target, checked_label, checked_limits, given["mode"], given["count_pages"], work
+            target, checked_label, checked_limits, given["mode"], given["count_pages"]
         )
 
     def case(
@@ -302,7 +301,7 @@ class GpuBenchmark:
                     hint = ": it is a field of the Case"
                 raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{hint}")
         return self._measure(
-            test.session.conductor.case(build, arena=test.arena),
+            CaseTarget(build, test.arena),
             label,
             self._limits(limits),
             mode,
@@ -316,35 +315,31 @@ class GpuBenchmark:
         limits: Limits,
         mode: str | None,
         count_pages: bool | None,
-        work: Work | None = None,
     ) -> Result:
         __tracebackhide__ = True
         test, session = self._test, self._test.session
         if count_pages not in (None, True, False):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
-        passes = Passes(
-            pages=bool(count_pages or limits.max_gpu_page_faults or limits.max_migrated),
-            # What a launch runs is recorded for the baseline, or for a limit.
-            ran=session.evidence or counts_steps(limits),
-            streams=session.watches_streams,
-        )
         with ExitStack() as stack:
             if label:  # a profiler tells the measurements of one test apart by it
                 stack.enter_context(session.ranges.range(labelled(test.range_name, label)))
-            plan = stack.enter_context(test.spending())
-            if mode is not None:
-                plan = dataclasses.replace(plan, mode=mode)
-            conductor, arena, name = session.conductor, test.arena, test.range_name
+            plan = dataclasses.replace(
+                stack.enter_context(test.spending()),
+                mode=test.settings.mode if mode is None else mode,
+                pages=bool(count_pages or limits.max_gpu_page_faults or limits.max_migrated),
+                # What a launch runs is recorded for the baseline, or for a limit.
+                ran=session.evidence or counts_steps(limits),
+                streams=session.watches_streams,
+            )
+            harness, arena, name = session.harness, test.arena, test.range_name
             try:
-                measurement = conductor.measure(
-                    target, plan, arena=arena, label=label, name=name, passes=passes
-                )
+                measurement = measure(harness, target, plan, arena=arena, label=label, name=name)
             except WrongResult as error:
                 test.wrong = test.wrong or str(error)
                 raise
             overlap = None
-            if work is not None:
-                overlap = overlap_of(conductor, work, plan, arena=arena, name=name)
+            if isinstance(target, Work):
+                overlap = overlap_of(harness, target, plan, arena=arena, name=name)
         measurement = replace(measurement, overlap=overlap, card=session.facts.uuid)
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()

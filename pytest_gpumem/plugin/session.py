@@ -49,8 +49,8 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.bound import Kernels
-    from pytest_gpumem.measuring.conductor import Conductor
-    from pytest_gpumem.measuring.plan import Ledger
+    from pytest_gpumem.measuring.harness import Harness
+    from pytest_gpumem.measuring.stopping import Ledger
     from pytest_gpumem.memory.l2_leftovers import L2Watch
     from pytest_gpumem.runs.processes import ProcessRecord
 
@@ -205,10 +205,10 @@ class GpuSession:
         return Kernels(self.device)
 
     @cached_property
-    def conductor(self) -> Conductor:
-        from pytest_gpumem.measuring.conductor import Conductor
+    def harness(self) -> Harness:
+        from pytest_gpumem.measuring.harness import Harness
 
-        return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
+        return Harness(self.device, self.ranges, profiled=self.ranges.tool_attached())
 
     def wait(self, item: pytest.Item) -> None:
         """Wait for all work of a test whose body or teardown has ended.
@@ -271,7 +271,7 @@ class GpuSession:
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
-        conductor: Conductor | None = self.__dict__.pop("conductor", None)
+        harness: Harness | None = self.__dict__.pop("harness", None)
         self.__dict__.pop("kernels", None)
         if device.gone() is not None:
             self.destroyed = True
@@ -280,8 +280,8 @@ class GpuSession:
         # What a lost context held went with it.
         with suppress(Exception if self.lost_in is not None else ContextLost):
             try:
-                if conductor is not None:
-                    conductor.close()
+                if harness is not None:
+                    harness.close()
             finally:
                 device.close()
 

@@ -55,7 +55,7 @@ class VerdictFeature(Feature):
         gpu.tests = frozenset(key_of(item.nodeid, "") for item in items)
         total = gpu.settings.total_budget
         if total is not None:
-            from pytest_gpumem.measuring.plan import Ledger
+            from pytest_gpumem.measuring.stopping import Ledger
 
             tests = [item.nodeid for item in items if uses(item, BENCHMARK_FIXTURE)]
             gpu.ledger = Ledger(total / gpu.settings.processes, tests)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sessions import TRIAD, Run
 
-from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.plan import Plan
+from pytest_gpumem.measuring.measure import Plan, measure
 from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.plugin import gpu_benchmark
 from pytest_gpumem.records.measurement import Measurement
 
 CHEAP_AND_DEAR = """
@@ -26,15 +26,14 @@ def test_dear(gpu_benchmark, device_buffer, managed_buffer, gpu_kernels):
 def plans(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds of the plans so far, by "target label"."""
     budgets: dict[str, float] = {}
-    measure = Conductor.measure
 
-    def told(
-        self: Conductor, target: Target, plan: Plan, *, label: str, **options: Any
+    def noted(
+        harness: Any, target: Target, plan: Plan, *, label: str, **options: Any
     ) -> Measurement:
         budgets[f"{target.name} {label}".strip()] = plan.budget
-        return measure(self, target, plan, label=label, **options)
+        return measure(harness, target, plan, label=label, **options)
 
-    monkeypatch.setattr(Conductor, "measure", told)
+    monkeypatch.setattr(gpu_benchmark, "measure", noted)
     return budgets
 
 

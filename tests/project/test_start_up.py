@@ -158,7 +158,7 @@ def test_little_is_imported_before_the_first_sample(
     )
     (line,) = (line for line in ran.outlines if "imported:" in line)
     names = set(line.split())
-    assert "pytest_gpumem.measuring.conductor" in names
+    assert "pytest_gpumem.measuring.measure" in names
     assert not names & {*LATER, "cupy", "cuda"}
 
 

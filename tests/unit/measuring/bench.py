@@ -1,4 +1,4 @@
-"""A conductor on a simulated device, and what the measuring tests repeat."""
+"""A harness on a simulated device, and what the measuring tests repeat."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from counted_device import CountedDevice
 
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.plan import NO_PASSES, Passes, Plan
+from pytest_gpumem.measuring.case import Case, CaseTarget, target_of
+from pytest_gpumem.measuring.harness import Harness
+from pytest_gpumem.measuring.measure import Plan, measure
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
@@ -53,8 +53,9 @@ def check(target: Target) -> None:
 
 def moved(target: Target, wanted: int, most: int, random: Any) -> int:
     """Move a target that can be moved; gives the number of its placements."""
-    assert target.move is not None
-    return target.move(wanted, most, random).places
+    assert target.moves
+    target.move(wanted, most, random)
+    return target.places
 
 
 class Bench:
@@ -64,7 +65,7 @@ class Bench:
         self.device = device or CountedDevice()
         self.log: list[str] = []
         self.ranges = RecordedRanges(self.log.append)
-        self.conductor = Conductor(self.device, self.ranges, profiled=profiled)
+        self.harness = Harness(self.device, self.ranges, profiled=profiled)
         self.arena = Arena(self.device, seed=5)
         self.memory = Memory(self.arena)
         self.kernels = Kernels(self.device)
@@ -75,29 +76,23 @@ class Bench:
     def target(
         self, function: BoundKernel | Callable[..., object], *arguments: Any, **options: Any
     ) -> Target:
-        return self.conductor.target(function, arguments, {}, arena=self.arena, **options)
+        return target_of(function, arguments, {}, arena=self.arena, **options)
 
     def kernel_target(self, kernel: str, *arguments: Any) -> Target:
         return self.target(getattr(self.kernels, kernel), *arguments)
 
-    def take(self, target: Target, passes: Passes = NO_PASSES, **plan: Any) -> Measurement:
-        return self.conductor.measure(
-            target,
-            Plan(**{**QUICK, **plan}),
-            arena=self.arena,
-            label="",
-            name="test_it",
-            passes=passes,
-        )
+    def take(self, target: Target, **plan: Any) -> Measurement:
+        how = Plan(**{**QUICK, **plan})
+        return measure(self.harness, target, how, arena=self.arena, label="", name="test_it")
 
     def measure(self, kernel: str, *arguments: Any, **plan: Any) -> Measurement:
         return self.take(self.kernel_target(kernel, *arguments), **plan)
 
     def case(self, build: Callable[[Memory], Case], **plan: Any) -> Measurement:
-        return self.take(self.conductor.case(build, arena=self.arena), **plan)
+        return self.take(CaseTarget(build, self.arena), **plan)
 
     def leftovers(self) -> int:
         """Allocations that are live after everything was closed."""
         self.arena.close()
-        self.conductor.close()
+        self.harness.close()
         return len(self.device.live)

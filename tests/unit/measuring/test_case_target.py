@@ -16,7 +16,6 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.spaces import Memory
@@ -112,7 +111,7 @@ def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> N
             writes=[y],
         )
 
-    taken = bench.case(build, passes=Passes(pages=True, ran=True), **plan)
+    taken = bench.case(build, pages=True, ran=True, **plan)
     launches = [i for i, what in enumerate(log) if what == "launch"]
     assert len(launches) >= len(taken.samples)
     assert all(log[i - 1] == "restore" for i in launches)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.measuring.plan import (
+from pytest_gpumem.measuring.samplers import (
     BATCH_SECONDS,
     LEAST_BATCH,
     LEAST_FOREIGN_BATCH,
@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.plan import (
     choose,
     untimed_of,
 )
-from pytest_gpumem.measuring.target import Target, nothing
+from pytest_gpumem.measuring.target import Target
 
 
 def test_a_batch_is_long_enough_for_its_first_launch_not_to_count() -> None:
@@ -58,8 +58,9 @@ def chosen(
     requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
 ) -> tuple[str, str, bool]:
     nowhere: Any = None
-    fields = {"name": "it", "device": nowhere, "stream": nowhere, "launch": nothing, **described}
-    target = Target(**fields)
+    target = Target("it", nowhere, nowhere)
+    for name, value in described.items():
+        setattr(target, name, value)
     return choose(requested, target, mode, profiled=profiled)
 
 

@@ -48,7 +48,7 @@ def test_work_beside_the_samples_leaves_a_row_undecided() -> None:
         bench = Bench()
         assert triad(Bench()).busy is UNSET, known
         if known:
-            bench.conductor.floors()
+            bench.harness.floors()
         Load(bench, until=1e9)
         beside = triad(bench)
         assert isinstance(beside.busy, float), known
@@ -77,7 +77,7 @@ def run_at(monkeypatch: pytest.MonkeyPatch, bench: Bench, conditions: Any, hertz
 def test_throttling_is_waited_out_within_the_budget(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: Outcome
 ) -> None:
-    bench.conductor.wake()
+    bench.harness.wake()
     calm, begun = bench.device.conditions(), bench.device.now()
 
     def conditions() -> Any:
@@ -96,7 +96,7 @@ def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float, counts: bool
 ) -> None:
     """After much power an H200 reports `sw_power_cap` for seconds, at 1965 of 1980 MHz."""
-    bench.conductor.wake()
+    bench.harness.wake()
     highest = bench.device.facts.sm_clock_hz
     assert highest is not None
     limited = replace(bench.device.conditions(), throttle_reasons=("sw_power_cap",))

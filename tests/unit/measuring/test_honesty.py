@@ -12,9 +12,9 @@ from counted_device import CountedDevice
 from msgspec.structs import replace
 
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.case import Case, CaseTarget
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT
-from pytest_gpumem.measuring.plan import BATCH_SECONDS, Passes
+from pytest_gpumem.measuring.samplers import BATCH_SECONDS
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
@@ -99,7 +99,7 @@ def test_persisting_l2_is_left_alone_on_a_mig_instance_which_has_none() -> None:
         calls = list[str]()
         for verb in ("l2.reset_persisting", "l2.set_aside"):
             bench.device.before(verb, partial(calls.append, verb))
-        bench.take(bench.target(bench.kernels.copy, *bench.buffers(2)), passes=Passes(ran=True))
+        bench.take(bench.target(bench.kernels.copy, *bench.buffers(2)), ran=True)
         assert calls == asked
 
 
@@ -200,7 +200,7 @@ def test_a_check_waits_for_the_device_between_its_steps(
     )
     bench.device.before("content.poison", lambda *_: steps.append("poison"))
     monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
-    target = bench.conductor.case(build, arena=bench.arena)
+    target = CaseTarget(build, bench.arena)
     steps.clear()
     check(target)
     target.close()

@@ -10,7 +10,7 @@ from bench import Bench
 
 from pytest_gpumem import MiB
 from pytest_gpumem.measuring.harness import Harness
-from pytest_gpumem.measuring.plan import category_of
+from pytest_gpumem.measuring.samplers import category_of
 from pytest_gpumem.records.measurement import MovedBytes
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ def test_no_range_is_opened_or_closed_within_a_timed_interval(
 ) -> None:
     monkeypatch.setattr(Harness, "busy", lambda self: False)
     bench = Bench(profiled=sampler == "plain")
-    bench.conductor.floors()
+    bench.harness.floors()
     log = bench.log
     target = bench.kernel_target("triad", *bench.buffers(3, 2 * MiB), 3.0)
     bench.device.before("streams.record", lambda event, stream: log.append("event"))

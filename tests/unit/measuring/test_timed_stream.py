@@ -1,4 +1,4 @@
-"""Where a callable works: its own stream, a default one, several, none; and what the conductor makes of it."""
+"""Where a callable works: its own stream, a default one, several, none; and what a measurement makes of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from verdicts_alone import judge
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.untimed import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Code, Outcome
@@ -48,8 +49,8 @@ class Scene:
         self.bench = Bench(self.device)
         self.work = self.launch_of(32 * MiB)
         self.own = self.device.streams.create()
-        self.floor = self.bench.conductor.floors().empty
-        self.bench.conductor.wake()
+        self.floor = self.bench.harness.floors().empty
+        self.bench.harness.wake()
         self.prepared: list[Stream] = []
 
     def launch_of(self, nbytes: int) -> Launch:
@@ -71,7 +72,9 @@ class Scene:
         return None if name is None else self.own if name == "own" else getattr(self.device, name)
 
     def find(self, launch: Callable[[Stream], object]) -> tuple[Stream, str | None]:
-        found = find_stream(self.device, self.prepared.append, launch, self.own, self.floor)
+        target = Target("it", self.device, self.own)
+        replaced(target, launch=lambda _, stream: launch(stream), prepare=self.prepared.append)
+        found = find_stream(target, self.floor)
         return found.stream, found.name
 
 
@@ -172,7 +175,7 @@ def test_long_work_on_two_streams_is_not_taken_for_one(scene: Scene) -> None:
         scene.find(scene.on(*(None,) * 3, *(scene.device.thread,) * 6, work=long))
 
 
-# Through the conductor
+# Through a measurement
 
 
 def take(scene: Scene, launch: Callable[[Stream], None], stream: Any = None, **plan: Any) -> Any:

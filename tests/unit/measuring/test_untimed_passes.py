@@ -11,7 +11,6 @@ from counted_device import replaced
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
 from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.plan import NO_PASSES, Passes
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import PageCounts
@@ -19,7 +18,7 @@ from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.units import MiB
 
 N = 16 * MiB
-PAGES, RAN = Passes(pages=True), Passes(ran=True)
+PAGES, RAN = {"pages": True}, {"ran": True}
 
 
 def found(one: Any) -> Any:
@@ -27,14 +26,14 @@ def found(one: Any) -> Any:
     return one
 
 
-def added(bench: Bench, kind: str = "managed", passes: Passes = PAGES) -> Measurement:
+def added(bench: Bench, kind: str = "managed", passes: Any = PAGES) -> Measurement:
     x, y = (getattr(bench.memory, kind)(N) for _ in range(2))
-    return bench.take(bench.target(bench.kernels.add, x, y), passes=passes)
+    return bench.take(bench.target(bench.kernels.add, x, y), **passes)
 
 
-def triad(bench: Bench, passes: Passes = RAN, grid: int = 32) -> Measurement:
+def triad(bench: Bench, passes: Any = RAN, grid: int = 32) -> Measurement:
     return bench.take(
-        bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), passes=passes
+        bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), **passes
     )
 
 
@@ -57,7 +56,7 @@ def test_nobody_looks_unasked_and_nothing_is_timed_meanwhile(bench: Bench) -> No
 
     replaced(bench.device.counters, pages=watched)
     replaced(bench.device.streams, record=recorded)
-    plain = added(bench, passes=NO_PASSES)
+    plain = added(bench, passes={})
     assert (plain.migrations, plain.what_ran, looking) == (None, None, [])
     added(bench, passes=PAGES)
     assert looking == ["on", "off"] * 2
@@ -67,7 +66,7 @@ def test_nobody_looks_unasked_and_nothing_is_timed_meanwhile(bench: Bench) -> No
 
 
 def test_what_keeps_us_from_looking_stands_in_the_result_and_the_figures_stay() -> None:
-    cases: list[tuple[Passes, str, Any]] = [
+    cases: list[tuple[Any, str, Any]] = [
         (PAGES, "pages", lambda taken: taken.migrations.not_counted),
         (RAN, "what_ran", lambda taken: taken.what_ran.not_watched),
     ]
@@ -130,7 +129,7 @@ def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> 
         buffers = [bench.memory.device(nbytes, "f4") for _ in range(3)]
         taken: WhatRan = found(
             bench.take(
-                bench.target(bench.kernels.triad.with_grid(32), *buffers, scalar), passes=RAN
+                bench.target(bench.kernels.triad.with_grid(32), *buffers, scalar), **RAN
             ).what_ran
         )
         return taken
@@ -149,12 +148,10 @@ def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> 
 
 def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
     arguments = bench.buffers(2, 4 * MiB)
-    without = found(bench.take(bench.target(bench.kernels.copy, *arguments), passes=RAN).what_ran)
+    without = found(bench.take(bench.target(bench.kernels.copy, *arguments), **RAN).what_ran)
     with persisting(bench.device, arguments[0]) as stream:
         under = found(
-            bench.take(
-                bench.target(bench.kernels.copy, *arguments, stream=stream), passes=RAN
-            ).what_ran
+            bench.take(bench.target(bench.kernels.copy, *arguments, stream=stream), **RAN).what_ran
         )
     assert without.launch[0].window is None
     assert under.launch[0].window == "4 MiB at hit ratio 1, persisting, else streaming"
@@ -176,10 +173,10 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
     return answer
 
 
-def case(bench: Bench, passes: Passes = RAN) -> Any:
+def case(bench: Bench, passes: Any = RAN) -> Any:
     taken = bench.case(
         lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]),
-        passes=passes,
+        **passes,
     )
     return found(taken.what_ran)
 

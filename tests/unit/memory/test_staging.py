@@ -14,21 +14,16 @@ from hypothesis import strategies as st
 from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.overlap import bound_of
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.measuring.work import (
+from pytest_gpumem.measuring.works import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     KERNEL,
     Work,
-    bound_of,
-    copy_work,
+    Works,
     cut,
-    host_work,
-    staged_work,
-    work_in_turn,
-    work_together,
 )
-from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
 
@@ -62,27 +57,12 @@ def checked(device: Device, work: Work) -> None:
     work.poison(stream)
     work.queue(stream)
     device.streams.synchronize(stream)
-    assert work.verify is not None
+    assert work.checks
     work.verify()
 
 
-def staged(
-    memory: Memory,
-    shape: Any,
-    streams: int,
-    chunks: int | None = None,
-    *,
-    back: bool = True,
-    rounds: int = 1,
-) -> Work:
-    source, there, target = (
-        memory.pinned(shape),
-        memory.device(shape),
-        memory.pinned(shape) if back else None,
-    )
-    return staged_work(
-        source, there, target, bound(memory, "elementwise"), {"rounds": rounds}, streams, chunks
-    )
+def staged(memory: Memory, shape: Any, streams: int) -> Work:
+    return Works(memory).staged(streams, shape, rounds=1)
 
 
 @given(nbytes=st.integers(1, 10**7), pieces=st.integers(1, 200))
@@ -104,11 +84,9 @@ def test_a_staged_copy_gives_the_sequential_result() -> None:
     for back in (True, False):
         for streams, chunks in streams_cases:
             memory = Memory(Arena(CountedDevice(), seed=7))
-            source, there, target = memory.pinned((33001,)), memory.device((33001,)), None
-            if back:
-                target = memory.pinned((33001,))
-            kernel = bound(memory, "elementwise")
-            work = staged_work(source, there, target, kernel, {"rounds": 3}, streams, chunks)
+            works = Works(memory)
+            work = works.staged(streams, (33001,), chunks=chunks, back=back, rounds=3)
+            ((source, there, target),) = works._staged.values()
             checked(memory.arena.device, work)
             result = there if target is None else target
             x = source.read()
@@ -124,7 +102,7 @@ def test_a_staged_copy_gives_the_sequential_result() -> None:
 
 def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
     device = memory.arena.device
-    sequential = took(device, work_in_turn(device, staged(memory, "64 MiB", 1).parts))
+    sequential = took(device, Works(memory).in_turn(*staged(memory, "64 MiB", 1).parts))
     parts = [(work.engines, took(device, work)) for work in staged(memory, "64 MiB", 1).parts]
     bound = bound_of(device, parts)
     times = [took(device, staged(memory, "64 MiB", n)) for n in (1, 2, 4, 16)]
@@ -153,24 +131,24 @@ def test_one_copy_engine_makes_the_directions_share() -> None:
 def test_what_cannot_overlap_is_refused(engines: int) -> None:
     device = CountedDevice(async_engines=engines)
     memory = Memory(Arena(device, 1))
-    up = copy_work(device, memory.device(MIB), memory.pinned(MIB))
-    down = copy_work(device, memory.pinned(MIB), memory.device(MIB))
+    up = Works(memory).copy(memory.device(MIB), memory.pinned(MIB))
+    down = Works(memory).copy(memory.pinned(MIB), memory.device(MIB))
     with pytest.raises(Unsupported, match=f"asyncEngineCount is {engines}"):
-        work_together(device, [up, down])
+        Works(memory).together(up, down)
     kernel = launched(memory, "elementwise", memory.device(MIB))
     if engines:
-        work_together(device, [up, kernel])
+        Works(memory).together(up, kernel)
         staged(memory, MIB, 2)
     else:
         with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
-            work_together(device, [up, kernel])
+            Works(memory).together(up, kernel)
         with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
             staged(memory, MIB, 2)
 
 
 def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
     device = memory.arena.device
-    copy = copy_work(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
+    copy = Works(memory).copy(memory.device("64 MiB"), memory.pinned("64 MiB"))
     seen = []
 
     def busy() -> None:
@@ -182,11 +160,11 @@ def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
     works = Works(memory)
     host = works.host(busy)
     alone = works.enqueue(copy)[1]
-    together = works.enqueue(work_together(device, [host, copy]))
-    in_turn = works.enqueue(work_in_turn(device, [copy, host]))
+    together = works.enqueue(works.together(host, copy))
+    in_turn = works.enqueue(works.in_turn(copy, host))
     assert together[1] == pytest.approx(max(alone, 1e-3), rel=0.05)
     assert in_turn[1] == pytest.approx(alone + 1e-3, rel=0.05)
-    assert (host.on_host, work_together(device, [host, copy]).on_host, copy.on_host) == (
+    assert (host.waits, works.together(host, copy).waits, copy.waits) == (
         True,
         True,
         False,
@@ -200,7 +178,7 @@ def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory
     pageable = works.copy(target, memory.pageable("64 MiB"))
     returned, done = works.enqueue(pageable)
     assert returned > 0.9 * done
-    assert pageable.on_host
+    assert pageable.waits
 
 
 def test_a_wrong_result_is_seen() -> None:
@@ -208,40 +186,38 @@ def test_a_wrong_result_is_seen() -> None:
     for kind in cases:
         memory = Memory(Arena(CountedDevice(), seed=7))
         with naming(kind):
-            device, stream = memory.arena.device, memory.arena.device.streams.create()
+            stream = memory.arena.device.streams.create()
             work: Work
             target: Buffer = memory.device((1000,))
             work = (
-                copy_work(device, target, memory.pinned((1000,)))
+                Works(memory).copy(target, memory.pinned((1000,)))
                 if kind == "copy"
                 else launched(memory, "reread", target, memory.device((1000,)))
             )
             work.poison(stream)
-            assert work.verify is not None
+            assert work.checks
             with pytest.raises(WrongResult, match="the first is"):  # nothing ran
                 work.verify()
 
 
 def test_work_that_cannot_be() -> None:
     cases: list[tuple[Any, str]] = [
-        (lambda m, d: copy_work(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
+        (lambda m: Works(m).copy(m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
         (
-            lambda m, d: work_together(d, [host_work(print, "print")]),
+            lambda m: Works(m).together(Works(m).host(print)),
             "together takes at least two pieces of work, not 1",
         ),
-        (lambda m, d: staged(m, 4096, 0), "n_streams=0"),
+        (lambda m: staged(m, 4096, 0), "n_streams=0"),
         (
-            lambda m, d: Works(m).staged(2, 4096, round=1),
+            lambda m: Works(m).staged(2, 4096, round=1),
             r"elementwise\(x, rounds\) has no parameter 'round'",
         ),
         (
-            lambda m, d: staged_work(
-                m.pinned(4096), m.device(4096), None, bound(m, "triad"), {}, 2
-            ),
+            lambda m: Works(m).staged(2, 4096, kernel=bound(m, "triad")),
             "triad cannot be staged: it takes a kernel that updates one array in place",
         ),
     ]
     for make, said in cases:
         memory = Memory(Arena(CountedDevice(), seed=7))
         with naming(make), pytest.raises(BadCall, match=said):
-            make(memory, memory.arena.device)
+            make(memory)

@@ -62,7 +62,7 @@ def test_each_mode_flushes_in_its_own_way() -> None:
         ("hot", None, 0),
     ]:
         bench = Bench(profiled=True)
-        bench.conductor.flush(mode)  # which launches it once, so that it is loaded
+        bench.harness.flush(mode)  # which launches it once, so that it is loaded
         bench.device.launched.clear()
         triad(bench, nbytes=2 * MiB, mode=mode)
         # The launch overhead is measured on the smallest write there is.
@@ -264,11 +264,11 @@ def test_an_error_at_any_stage_leaves_nothing() -> None:
                 x, y = bench.buffers(2, 2 * MiB)
                 target = bench.kernel_target("add", x, y)
                 bench.device.before(verb, failing(after, error, once=True))
-                bench.conductor._awake = True
+                bench.harness._awake = True
                 with pytest.raises(error, match="made to fail"):
                     bench.take(target, sampler="host", placements=4)
                 assert bench.ranges.open == []
-                bench.conductor.close()
+                bench.harness.close()
                 # Neither what the target saved nor padding is left; the test's own buffers are its arena's to free.
                 assert set(map(id, bench.device.live)) == {id(x.allocation), id(y.allocation)}
                 assert bench.leftovers() == 0
