@@ -6,9 +6,9 @@ Guide, 9.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -50,6 +50,8 @@ class PersistingStream:
     """Share of the window's accesses that persist; fitted anew when a stream opens or closes."""
     set_aside: int = 0
     """Bytes that the driver granted to all open streams of the device together."""
+    before: int = 0
+    """Bytes that were set aside before the first of them."""
     closed: bool = False
     """The `with` block has ended, and the window with it."""
     used: bool = False
@@ -91,9 +93,7 @@ class PersistingStream:
     @property
     def demand(self) -> float:
         """Bytes that persist if all of them are touched: hit ratio x bytes."""
-        if not self.request.persists:
-            return 0.0
-        return self.hit_ratio * self.nbytes
+        return self.hit_ratio * self.nbytes if self.request.persists else 0.0
 
     @property
     def spec(self) -> WindowSpec | None:
@@ -111,11 +111,9 @@ class PersistingStream:
         """The property of the window's other accesses. Streaming lines go first, also those that
         would stay in L2 without a window: a table that the set-aside holds in part needs normal
         lines."""
-        if self.request.miss is not None:
-            return self.request.miss
-        if self.request.hit_ratio is None and self.hit_ratio < 1:
-            return AccessProperty.NORMAL
-        return AccessProperty.STREAMING
+        in_part = self.request.hit_ratio is None and self.hit_ratio < 1
+        fitted = AccessProperty.NORMAL if in_part else AccessProperty.STREAMING
+        return self.request.miss or fitted
 
     @property
     @on_its_device
@@ -145,16 +143,25 @@ class PersistingStream:
     @property
     def thrashing(self) -> str | None:
         """How the open windows need more than is set aside; None if they do not, or may."""
-        ledger = _LEDGERS.get(self.device)
-        if ledger is None or self.request.allow_thrash:
+        streams, granted = open_streams(self.device), self.set_aside
+        demand = sum(stream.demand for stream in streams)
+        # Fitted ratios are rounded.
+        if self.request.allow_thrash or not granted or demand <= granted * (1 + 1e-9):
             return None
-        return ledger.thrashing()
+        terms = []
+        for stream in streams:
+            if stream.request.persists:
+                terms.append(f"{stream.hit_ratio:.3g} x {short_bytes(stream.nbytes)}")
+        which = "its lines" if len(streams) == 1 else f"the lines of {len(streams)} streams"
+        return (
+            f"thrashing: hit ratio x bytes is {' + '.join(terms)} = {short_bytes(round(demand))}, "
+            f"{short_bytes(granted)} of L2 are set aside: {which} evict each other"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the result of a measurement on this stream."""
         notes = []
-        cost = f"{short_bytes(self.set_aside)} of L2 are set aside"
         if self.request.clamped_from is not None and not self.request.too_large:
             part, whole = sizes(self.nbytes, self.request.clamped_from)
             notes.append(
@@ -168,15 +175,13 @@ class PersistingStream:
                 f"measured without a window: {window} are more than half of L2, {half}, where a "
                 'fitted window can be slower than none; set_aside="max" sets one'
             )
-        elif self.set_aside and not self._persists:
+            return tuple(notes)
+        spec = self.spec
+        persists = spec is not None and spec.hit is AccessProperty.PERSISTING and spec.hit_ratio > 0
+        if self.set_aside and not persists:
+            cost = f"{short_bytes(self.set_aside)} of L2 are set aside"
             notes.append(f"{cost}, and nothing persists in them: a cost without a gain")
         return tuple(notes)
-
-    @property
-    def _persists(self) -> bool:
-        """Whether accesses under the window persist now."""
-        spec = self.spec
-        return spec is not None and spec.hit is AccessProperty.PERSISTING and spec.hit_ratio > 0
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
@@ -191,9 +196,7 @@ class PersistingStream:
 
     def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
         """Take note of the windows that a graph's kernels have, as the driver holds them."""
-        self._graph_window = None
-        if windows:
-            self._graph_window = windows[0]
+        self._graph_window = windows[0] if windows else None
 
     @on_its_device
     def reset(self, how: Literal["window", "context"] = "context") -> None:
@@ -224,153 +227,97 @@ class PersistingStream:
 
     @on_its_device
     def close(self) -> None:
-        """Turn the window off; the other streams share out anew. A second call does nothing."""
+        """Turn the window off; the other streams share out anew. The last stream puts the set-aside
+        back to what it was before the first. A second call does nothing."""
         self.closed = True
-        ledger = _LEDGERS.get(self.device)
-        if ledger is None or self not in ledger.live:
+        streams, l2 = _OPEN[self.device], self.device.l2
+        if self not in streams:
             return
+        streams.remove(self)
         try:
-            ledger.close(self)
+            if self.where == "stream":
+                l2.set_window(self.stream, None)
+            if not streams:
+                l2.reset_persisting()
         finally:
-            if not ledger.live:
-                del _LEDGERS[self.device]
-
-
-@dataclass(eq=False)
-class _Ledger:
-    """The persisting streams that are open on a device, which has one set-aside for all of
-    them."""
-
-    device: Device
-    before: int  # bytes that were set aside before the first stream
-    live: list[PersistingStream] = field(default_factory=list)
-    granted: int = 0
-
-    def open(self, stream: PersistingStream) -> None:
-        """Take a stream in, and share out anew. Raises `BadWindow`: "off" beside another stream."""
-        for other in self.live:
-            if "off" in (stream.request.set_aside, other.request.set_aside):
-                raise BadWindow(
-                    f"a persisting stream on {other.buffer!r} is still open, and the device has "
-                    'one set-aside: set_aside="off" cannot be beside another stream'
-                )
-        self.live.append(stream)
-        self._share()
-
-    def close(self, stream: PersistingStream) -> None:
-        """Turn the window of a stream off; the others share out anew. After the last stream the
-        set-aside is as it was before the first."""
-        self.live.remove(stream)
-        try:
-            if stream.where == "stream":
-                self.device.l2.set_window(stream.stream, None)
-            if not self.live:
-                self.device.l2.reset_persisting()
-        finally:
-            if self.live:
-                self._share()
+            if streams:
+                _share(self.device)
             elif not self.device.facts.mps:
-                self.device.l2.request_set_aside(self.before)
-
-    def _share(self) -> None:
-        """Request what all need together, fit the ratios to what was granted, and put the
-        windows."""
-        wanted, l2 = self._wanted(), self.device.l2
-        if self.device.facts.mps:
-            self.granted = l2.set_aside()
-        else:
-            self.granted = l2.request_set_aside(wanted)
-        if wanted and not self.granted:
-            raise Unsupported(
-                f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were "
-                "asked for"
-            )
-        left, fitted = float(self.granted), list[PersistingStream]()
-        for stream in self.live:
-            stream.set_aside = self.granted
-            stream.hit_ratio = 1.0
-            if stream.request.hit_ratio is not None:
-                stream.hit_ratio = stream.request.hit_ratio
-                left -= stream.demand
-            elif stream.request.persists:
-                fitted.append(stream)
-        nbytes = sum(stream.nbytes for stream in fitted)
-        for stream in fitted:
-            stream.hit_ratio = fit_hit_ratio(max(0, int(left)), nbytes)
-        # Lines of a window that has ended, or of a ratio that no longer holds, take the others'
-        # room.
-        self.device.l2.reset_persisting()
-        for stream in self.live:
-            stream.put()
-
-    def _wanted(self) -> int:
-        total, fitted = 0, 0
-        for stream in self.live:
-            size = stream.request.set_aside
-            if size == "max":
-                return self.device.facts.persisting_l2_max_bytes
-            if isinstance(size, int):
-                total += size
-            elif size == "fit" and stream.request.persists:
-                fitted += stream.nbytes
-        if fitted:
-            total += fit_set_aside(self.device.facts, fitted)
-        return min(total, self.device.facts.persisting_l2_max_bytes)
-
-    def thrashing(self) -> str | None:
-        """Say how the windows need more than is set aside; None if they do not."""
-        demand = sum(stream.demand for stream in self.live)
-        if not self.granted or demand <= self.granted * (1 + 1e-9):  # fitted ratios are rounded
-            return None
-        terms = []
-        for stream in self.live:
-            if stream.request.persists:
-                terms.append(f"{stream.hit_ratio:.3g} x {short_bytes(stream.nbytes)}")
-        which = "its lines"
-        if len(self.live) > 1:
-            which = f"the lines of {len(self.live)} streams"
-        return (
-            f"thrashing: hit ratio x bytes is {' + '.join(terms)} = {short_bytes(round(demand))}, "
-            f"{short_bytes(self.granted)} of L2 are set aside: {which} evict each other"
-        )
+                l2.request_set_aside(self.before)
 
 
-_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()
-"""Of each device on which a persisting stream is open."""
+_OPEN: WeakKeyDictionary[Device, list[PersistingStream]] = WeakKeyDictionary()
+"""The open persisting streams of each device, which has one set-aside for all of them."""
 
 
-def open_streams(device: Device) -> tuple[PersistingStream, ...]:
+def open_streams(device: Device) -> Sequence[PersistingStream]:
     """Return the persisting streams that are open on a device."""
-    ledger = _LEDGERS.get(device)
-    if ledger is None:
-        return ()
-    return tuple(ledger.live)
+    return _OPEN.get(device, ())
 
 
 def idle_set_aside(device: Device) -> str | None:
     """Say that L2 is set aside, for a measurement without a window; None if nothing is."""
-    ledger = _LEDGERS.get(device)
-    if ledger is None or not ledger.granted:
-        return None
-    return (
-        f"{short_bytes(ledger.granted)} of L2 are set aside for a persisting stream that is open, "
-        "and this measurement has no window in them: a cost without a gain"
-    )
+    for stream in open_streams(device):
+        if stream.set_aside:
+            return (
+                f"{short_bytes(stream.set_aside)} of L2 are set aside for a persisting stream that "
+                "is open, and this measurement has no window in them: a cost without a gain"
+            )
+    return None
+
+
+def _share(device: Device) -> None:
+    """Request what the open streams need together, fit the ratios to what was granted, and put the
+    windows."""
+    streams, wanted, l2 = _OPEN[device], _wanted(device), device.l2
+    granted = l2.set_aside() if device.facts.mps else l2.request_set_aside(wanted)
+    if wanted and not granted:
+        size = format_bytes(wanted)
+        raise Unsupported(f"{device.facts.name} granted no set-aside where {size} were asked for")
+    left, fitted = float(granted), list[PersistingStream]()
+    for stream in streams:
+        stream.set_aside = granted
+        stream.hit_ratio = 1.0
+        if stream.request.hit_ratio is not None:
+            stream.hit_ratio = stream.request.hit_ratio
+            left -= stream.demand
+        elif stream.request.persists:
+            fitted.append(stream)
+    nbytes = sum(stream.nbytes for stream in fitted)
+    for stream in fitted:
+        stream.hit_ratio = fit_hit_ratio(max(0, int(left)), nbytes)
+    # Lines of a window that has ended, or of a ratio that no longer holds, take the others' room.
+    l2.reset_persisting()
+    for stream in streams:
+        stream.put()
+
+
+def _wanted(device: Device) -> int:
+    """Return the bytes of L2 that the open streams need together."""
+    largest = device.facts.persisting_l2_max_bytes
+    total, fitted = 0, 0
+    for stream in open_streams(device):
+        size = stream.request.set_aside
+        if size == "max":
+            return largest
+        if isinstance(size, int):
+            total += size
+        elif size == "fit" and stream.request.persists:
+            fitted += stream.nbytes
+    if fitted:
+        total += fit_set_aside(device.facts, fitted)
+    return min(total, largest)
 
 
 @contextmanager
 def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[PersistingStream]:
     """A stream whose access-policy window lies on `buffer` and follows it when it moves.
 
-    Several can be open at a time on a device. They share its set-aside: the sum of what each
-    requests. Fitted hit ratios are made from what the others leave, anew whenever a stream opens or
-    closes. On exit the window is turned off and persisting lines are reset; after the last stream
-    of a device the limit from before is restored.
-
+    Streams that are open at a time share the device's set-aside: the sum of what each requests.
+    Fitted hit ratios are made from what the others leave, anew whenever a stream opens or closes.
     `options`: the keywords of `window_request`, by the table of docs/persisting-l2.md.
     Raises `BadWindow`: an argument that is not accepted, or set_aside="off" beside another stream.
-    Raises `Unsupported`: the device has no persisting L2 (compute capability below 8.0, MIG), or
-    under MPS, where the set-aside is the server's, another one than "fit" is requested.
+    Raises `Unsupported`: the device has no persisting L2, or another set-aside under MPS.
     """
     with device.current():
         reason = unsupported(device.facts, device.l2.set_aside)
@@ -381,12 +328,18 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
             size = format_bytes(device.l2.set_aside())
             raise Unsupported(fixed_by_mps(f"{size}, which no process changes"))
         stream = PersistingStream(device.streams.create(), device, buffer, request)
-        ledger = _LEDGERS.get(device)
-        if ledger is None or not ledger.live:  # a ledger without streams was interrupted
-            ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())
+        streams = _OPEN.setdefault(device, [])
+        stream.before = streams[0].before if streams else device.l2.set_aside()
     try:
+        for other in streams:
+            if "off" in (request.set_aside, other.request.set_aside):
+                raise BadWindow(
+                    f"a persisting stream on {other.buffer!r} is still open, and the device has "
+                    'one set-aside: set_aside="off" cannot be beside another stream'
+                )
         with device.current():
-            ledger.open(stream)
+            streams.append(stream)
+            _share(device)
         buffer.followers.append(stream.apply)
         yield stream
     finally:

@@ -5,7 +5,6 @@ and persisting lines. They slow what the next test measures.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.devices.protocol import Device, DeviceError, WindowSpec
@@ -21,20 +20,11 @@ State = dict[int | str, _Value]
 _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream")
 
 
-@dataclass(frozen=True)
-class Leftover:
-    """A change that a test left, and whether it was undone."""
-
-    text: str  # the change, the state before, and the repair: a sentence without its subject
-    repaired: bool
-
-
 class L2Watch:
     """The set-aside and the windows of a device, beside what persisting streams of tests change.
 
-    Each look costs a call for the limit and a call for each visible stream: the two default
-    streams, the current stream, and those of the device. Nothing is watched where the set-aside
-    cannot be changed (compute capability below 8.0, MIG, MPS).
+    A look costs a call for the limit and a call for each visible stream. Nothing is watched where
+    the set-aside cannot be changed (compute capability below 8.0, MIG, MPS).
     """
 
     def __init__(self, device: Device) -> None:
@@ -64,13 +54,12 @@ class L2Watch:
         self._expected = self.look() or self._expected
 
     def fresh(self) -> None:
-        """Reset persisting lines, unless a live owner keeps a window. Raises `DeviceError`."""
+        """Reset persisting lines, unless a live owner keeps a window."""
         if self._usable() and not any(self._kept.values()) and not open_streams(self._device):
             self._device.l2.reset_persisting()
 
     def keep(self, owner: Hashable, before: State) -> None:
-        """Assign the changes since `before` to `owner`, which outlives this test: they are no
-        leftovers."""
+        """Assign the changes since `before` to `owner`, which outlives this test."""
         kept = self._kept[owner] = {}
         for key, value in self.look().items():
             if value == before.get(key):
@@ -87,9 +76,9 @@ class L2Watch:
         """Note that a persisting stream was closed before its block ended."""
         self._forgotten.append(f"an open persisting_stream on {stream.buffer!r}, which was closed")
 
-    def settle(self) -> Leftover | None:
-        """End a test: restore the state from before it and reset persisting lines. Returns None if
-        nothing changed."""
+    def settle(self) -> tuple[str, bool] | None:
+        """End a test: restore the state from before it and reset persisting lines. Returns what it
+        left, a sentence without its subject, and whether all was put back; None for nothing."""
         changes, self._forgotten = self._forgotten, []
         if not self._usable():
             return None
@@ -106,12 +95,12 @@ class L2Watch:
         except DeviceError as error:
             self._works = False
             lost = "a device on which the L2 set-aside can be neither read nor put back"
-            return Leftover("; ".join([*changes, f"{lost}: {error}"]), repaired=False)
+            return "; ".join([*changes, f"{lost}: {error}"]), False
         changes += [self._described(key, now[key]) for key in left]
         text = "; ".join(changes) + "; put back as found, and persisting lines reset"
         if remaining:
             text += f"; except {', '.join(self._name(key) for key in remaining)}"
-        return Leftover(text, repaired=not remaining)
+        return text, not remaining
 
     def _read(self) -> State:
         device, ours = self._device, open_streams(self._device)
@@ -128,8 +117,7 @@ class L2Watch:
         return state
 
     def _differences(self, now: State) -> list[int | str]:
-        """Return the keys whose value has changed. A new stream had no window; the set-aside counts
-        only if it was read at the start."""
+        """Return the keys whose value has changed. A new stream had no window."""
         keys = []
         for key, value in now.items():
             if value != self._expected.get(key) and (key != _LIMIT or key in self._expected):

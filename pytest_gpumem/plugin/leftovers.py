@@ -84,7 +84,8 @@ class LeftoverFeature(Feature):
             return
         from pytest_gpumem.memory.l2 import LeftoverWarning
 
-        text = f"{item.nodeid} left {left.text}"
-        if not left.repaired and self._session.settings.strict:
+        what, repaired = left
+        text = f"{item.nodeid} left {what}"
+        if not repaired and self._session.settings.strict:
             raise pytest.fail.Exception(f"gpumem: --gpumem-strict: {text}", pytrace=False)
         item.warn(LeftoverWarning(text))

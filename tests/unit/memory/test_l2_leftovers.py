@@ -31,8 +31,9 @@ def resets(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def text(watch: L2Watch) -> str:
     left = watch.settle()
     assert left is not None
-    assert left.repaired
-    return left.text
+    said, repaired = left
+    assert repaired
+    return said
 
 
 def test_a_window_on_a_stream_is_put_back(
