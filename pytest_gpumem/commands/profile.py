@@ -111,12 +111,11 @@ def _profile(
     options: tuple[str, ...],
     pytest_arguments: tuple[str, ...],
 ) -> int:
-    from pytest_gpumem.nsight.profile import ProfileRequest, figures, write_report
+    from pytest_gpumem.nsight.profile import figures, write_report
     from pytest_gpumem.nsight.tools import opening
     from pytest_gpumem.runs.child import ending
 
-    request = ProfileRequest(tool, pytest_arguments, tests, file, options)
-    report = write_report(request, os.environ, log)
+    report = write_report(tool, pytest_arguments, tests, file, options, os.environ, log)
     for line in figures(report, os.environ):
         click.echo(printable(line))
     count = len(report.tests)

@@ -1,4 +1,4 @@
-"""The checks that both devices share. Each raises `DeviceError` or what its docstring names."""
+"""The checks that both devices share, which raise `DeviceError`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import (
-    ALLOCATORS,
-    Allocation,
-    DeviceError,
-    Launch,
-    OutOfMemory,
-)
+from pytest_gpumem.devices.protocol import ALLOCATORS, Allocation, DeviceError, Launch, OutOfMemory
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
@@ -31,7 +25,6 @@ def check_allocator(name: str) -> None:
 
 
 def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-    """Return a part of an allocation, which stands behind it."""
     address, host_address = allocation.address, allocation.host_address
     return Allocation(
         allocation.kind,
@@ -43,7 +36,7 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:
-    """Check that half of the host's memory can take evicted pages. Raises `OutOfMemory`."""
+    """Check that half of the host's memory can take evicted pages."""
     most = host_bytes // 2
     if not 0 < nbytes <= most:
         raise OutOfMemory(
@@ -77,8 +70,8 @@ def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
 
 def element_type(launch: Launch) -> str:
     """Return the element type of the first array parameter, which instantiates the template."""
-    arrays = [p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR]
-    return launch.call.arrays[arrays[0]].dtype
+    first = next(p for p in launch.kernel.parameters if p.role is not Role.SCALAR)
+    return launch.call.arrays[first.name].dtype
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
@@ -95,8 +88,10 @@ def packed_arguments(launch: Launch) -> tuple[Any, ...]:
         elif item in launch.arrays:
             allocation = launch.arrays[item]
             if not allocation.address:
-                problem = f"{item} is {allocation.kind.value} memory, which kernels cannot see"
-                raise DeviceError(f"{kernel.name}: {problem}")
+                kind = allocation.kind.value
+                raise DeviceError(
+                    f"{kernel.name}: {item} is {kind} memory, which kernels cannot see"
+                )
             packed.append(np.uint64(allocation.address))
         elif scalars.get(item) is not None:
             packed.append(element(scalars[item]))
@@ -119,22 +114,21 @@ Programming Guide, L2 set-aside)."""
 
 def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
     """Return why the set-aside cannot be changed, or None. `set_aside`: called under MPS."""
+    which, why = "", ""
     if facts.mig_profile is not None:
-        which = f"{facts.name} (MIG profile {facts.mig_profile})"
-        return f"{which} has no persisting L2: the set-aside is disabled in MIG mode"
-    if facts.compute_capability < (8, 0):
+        which, why = f" (MIG profile {facts.mig_profile})", "the set-aside is disabled in MIG mode"
+    elif facts.compute_capability < (8, 0):
         major, minor = facts.compute_capability
-        which = f"{facts.name} (compute capability {major}.{minor})"
-        return f"{which} has no persisting L2: it came with compute capability 8.0"
-    if not facts.persisting_l2_max_bytes:
-        return f"{facts.name} has no persisting L2: persistingL2CacheMaxSize is 0"
-    if facts.mps and not set_aside():
+        which, why = f" (compute capability {major}.{minor})", "it came with compute capability 8.0"
+    elif not facts.persisting_l2_max_bytes:
+        why = "persistingL2CacheMaxSize is 0"
+    elif facts.mps and not set_aside():
         return fixed_by_mps("nothing is set aside")
-    return None
+    return f"{facts.name}{which} has no persisting L2: {why}" if why else None
 
 
 def fixed_by_mps(amount: str) -> str:
-    """Explain the set-aside under MPS. `amount` is the amount in words, or why it is unknown."""
+    """Explain the set-aside under MPS, whose amount is given in words."""
     value = os.environ.get(MPS_LIMIT)
     set_to = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
     return (

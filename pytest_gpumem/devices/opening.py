@@ -27,14 +27,14 @@ class DeviceChoice(ABC):
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer."""
     alike: tuple[str, ...] = ()
-    """Those of them that have the same key: their rows belong to one baseline."""
+    """Those of them with the same key: their rows belong to one baseline."""
 
     @abstractmethod
     def open(self) -> Device:
         """Create the context, or the model."""
 
     def has_context(self) -> bool:
-        """True if a context of a GPU is current in this thread, whoever made it."""
+        """True if a context of a GPU is current in this thread."""
         return False
 
     def prepare(self) -> None:

@@ -90,7 +90,7 @@ class Hold(Protocol):
     """A stream that waits while work is queued behind it: the work then has no launch gaps."""
 
     def release(self) -> None:
-        """Let the stream go on. If it timed out before, a later `synchronize` raises."""
+        """Let the stream go on."""
 
     def clock(self) -> float | None:
         """Hertz of the SM clock during the hold, once it is synchronized; else None."""
@@ -101,12 +101,12 @@ class Streams(Protocol):
         """A new non-blocking stream. It lives as long as it is referenced."""
 
     def defaults(self) -> tuple[Stream, ...]:
-        """The legacy and the per-thread default stream, if the device has them."""
+        """The legacy and the per-thread default stream, if there are any."""
         return ()
 
     def visible(self) -> tuple[Stream, ...]:
-        """The streams that may have a window: the default streams, CuPy's current stream, and live
-        streams of `create`."""
+        """Streams that may have a window: the default ones, CuPy's current one, and those of
+        `create`."""
 
     def event(self) -> Event: ...
 
@@ -134,14 +134,11 @@ class Graphs(Protocol):
     def capture(
         self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> Graph:
-        """Capture what `body` queues on `stream`; nothing of it runs now.
-
-        `window`: of every kernel in the graph, whatever window the stream or the launch has.
-        Raises `CannotCapture` and leaves the stream usable.
-        """
+        """Capture what `body` queues on `stream`; nothing of it runs now. `window` goes before the
+        windows of the stream and of launches. Raises `CannotCapture`."""
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
-        """The access-policy window of each kernel in a graph, as the driver has it."""
+        """The window of each kernel in a graph, as the driver has it."""
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Queue a captured graph. Raises `CannotCapture` during a capture."""
@@ -153,18 +150,16 @@ class DeviceKernels(Protocol):
         return
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
-        """Queue a kernel, or a copy where the kernel has no source.
-
-        `window`: of this launch alone; it goes before the stream's. A copy takes none.
-        """
+        """Queue a kernel, or a copy where the kernel has no source. `window` goes before that of
+        the stream; a copy takes none."""
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
-        """Make `stream` the current stream of every library that is imported, inside the block."""
+        """Make `stream` the current stream of all imported libraries inside the block."""
         return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        """Run a function inside `current_stream`. Raises `Unsupported`: the simulated device has no
-        reference to run; `DeviceError`: the function made another GPU current."""
+        """Run a function inside `current_stream`. Raises `Unsupported`: there is no reference to
+        simulate it; `DeviceError`: the function made another GPU current."""
 
 
 class DeviceMemory(Protocol):
@@ -177,19 +172,16 @@ class DeviceMemory(Protocol):
         write_combined: bool = False,
         portable: bool = True,
     ) -> Allocation:
-        """Allocate memory aligned to 256 bytes.
-
-        `mapped`, `write_combined`, `portable`: flags of `cudaHostAlloc`, for pinned memory.
-        Raises `OutOfMemory` before the driver is called. Raises `Unsupported`: there is no other
-        GPU, or the kind is adopted.
-        """
+        """Allocate memory aligned to 256 bytes; the keywords are flags of `cudaHostAlloc`. Raises
+        `OutOfMemory` before the driver is called, and `Unsupported`: there is no other GPU, or the
+        kind is adopted."""
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory of up to half of the host's available memory: pages that the device cannot
-        hold are evicted to the host. Raises `OutOfMemory` before the driver is called."""
+        """Managed memory that may exceed the device's, up to half of the host's available memory.
+        Raises `OutOfMemory` before the driver is called."""
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        """A part, for copies and launches: not freed, and living no longer than the whole."""
+        """A part, for copies and launches; it is not freed."""
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """Memory of a NumPy array, page-locked or left pageable."""
@@ -201,11 +193,8 @@ class DeviceMemory(Protocol):
         """Bytes that can still be allocated of a kind."""
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Device memory for several buffers at places that `seed` decides, each freed alone.
-
-        Aligned to 2 MiB from 1 MiB on, else to 512 bytes.
-        Raises `OutOfMemory` before the driver is called.
-        """
+        """Device memory for several buffers at places that `seed` decides, each freed alone; of
+        1 MiB and more aligned to 2 MiB, else to 512 bytes. Raises `OutOfMemory`."""
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
         """Free memory that is kept for reuse, unless this share of the device's memory is free
@@ -217,8 +206,7 @@ class DeviceMemory(Protocol):
         return
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        """The kind of memory at an address, a pool's as `DEVICE`; None: no memory of this process,
-        such as the first byte past the last allocation."""
+        """The kind of memory at an address, `DEVICE` for a pool's; None: not of this process."""
 
     def host(self) -> HostMemory: ...
 
@@ -230,10 +218,8 @@ class DeviceMemory(Protocol):
         """An allocator by its name in `ALLOCATORS`. Raises `Unsupported` if there is none."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        """A one-dimensional array: CuPy for memory that the device sees, NumPy for pageable memory.
-
-        On the simulated device a NumPy array of the part that is real, which may be shorter.
-        """
+        """A one-dimensional array: of CuPy for memory that the device sees, else of NumPy. On the
+        simulated device it has the part that is real."""
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         """An array of the module `like`. Raises `Unsupported`: this device has no bridge to it."""
@@ -248,8 +234,7 @@ class Content(Protocol):
         return False
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
-        """Fill with values that `seed` decides: floats uniform in [0, 1), integers of their full
-        range, booleans 0 or 1, complex numbers of two floats."""
+        """Fill as `values.fill`."""
 
     def fill_cycle(
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
@@ -265,7 +250,7 @@ class Content(Protocol):
         """Copy between any two kinds of memory, asynchronously where the kinds allow it."""
 
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        """A NumPy copy, after all queued work; on the simulated device of the part that is real."""
+        """A NumPy copy, after all queued work; simulated, of the part that is real."""
 
     def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
         """Copies to compute with and to compare: on the device where all fit, else `to_host`."""
@@ -274,7 +259,7 @@ class Content(Protocol):
         """Copy a NumPy array into the memory, waiting for it."""
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
-        """Compare two arrays: None, or how many elements differ and the index of the first.
+        """Return how many elements of two arrays differ and the index of the first, or None.
 
         Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at
         all. NaN equals nothing. Raises `Unsupported` for elements that are no numbers.
@@ -288,16 +273,16 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set the set-aside where `checks.unsupported` has no reason; return what is granted."""
+        """Set it where `checks.unsupported` has no reason; return what is granted."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        """Set the stream's access-policy window, or turn it off, which leaves persisting lines."""
+        """Set the stream's window, or turn it off, which leaves persisting lines."""
 
     def window(self, stream: Stream) -> WindowSpec | None:
         """The stream's window as the driver has it."""
 
     def reset_persisting(self) -> None:
-        """Turn all persisting lines to normal, those of other windows too."""
+        """Turn all persisting lines to normal, of whatever window."""
 
 
 class Managed(Protocol):
@@ -306,10 +291,10 @@ class Managed(Protocol):
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None: ...
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        """Set (`on`) or unset an advice for the device or for the host, in no stream's order."""
+        """Set or unset an advice for the device or the host, in no stream's order."""
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
-        """Drop the content: pages then move without being copied. The next access has to write.
+        """Drop the content: pages then move without being copied, and the next access has to write.
         Raises `Unsupported` before CUDA 13."""
 
 
@@ -362,11 +347,10 @@ class Counters(Protocol):
         """Record each kernel, copy and memset, in any order and without holds."""
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
-        """Record each step of the work, with the machine code of its kernels. `wait` waits for what
-        `work` queues; its calls are left out."""
+        """Record each step. `wait` waits for what `work` queues; its calls are left out."""
 
     def loading(self) -> AbstractContextManager[object]:
-        """Follow which launch loads which machine code: first launches belong into the block."""
+        """Follow which first launch loads which machine code inside the block."""
         return nullcontext()
 
 
@@ -393,10 +377,10 @@ class Device(Protocol):
         """Let the host and the device rest."""
 
     def conditions(self) -> Conditions:
-        """Clocks, throttle reasons, temperature, power, other processes, now."""
+        """The state now."""
 
     def current(self) -> AbstractContextManager[None]:
-        """Make this GPU current in this thread inside the block, and restore what was before."""
+        """Make this GPU current in this thread inside the block."""
         return nullcontext()
 
     def elsewhere(self) -> str | None:
@@ -412,8 +396,8 @@ class Device(Protocol):
         return None
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
-        """Allow or forbid peer access to the GPU of `PEER` memory inside the block: without it,
-        copies are staged through the host. Raises `Unsupported`: it is impossible."""
+        """Allow or forbid peer access to the GPU of `PEER` memory inside the block; without it,
+        copies go through the host. Raises `Unsupported`: it is impossible."""
 
     def close(self) -> None:
         """Free the device's resources, without allocations of callers."""

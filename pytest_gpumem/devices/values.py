@@ -1,5 +1,4 @@
-"""Seeded values that fill memory, and the comparison of two arrays: NumPy's way to both, for memory
-of either device.
+"""Seeded values that fill memory, and the comparison of two arrays, by NumPy.
 
 Random values are a hash of the seed and the element's index alone (SplitMix64: Steele, Lea, Flood,
 OOPSLA 2014): neither the kind of memory nor the size of the buffer changes them.
@@ -19,7 +18,7 @@ _LEAST = 1e-30  # |expected| below it counts as it: the protocol's rule
 
 
 def plain_type(dtype: str) -> tuple[str, int]:
-    """The type that an element is filled as, and how many of them it holds: two floats for a
+    """The type that an element is filled as, and how many of it an element holds: two floats for a
     complex number, bytes for what is rare."""
     element = np.dtype(dtype)
     if element.kind in "iu":
@@ -32,14 +31,13 @@ def plain_type(dtype: str) -> tuple[str, int]:
 
 
 def start_of(seed: int) -> int:
-    """The start of a seed's sequence: a hash, because neighbouring seeds would give overlapping
-    sequences."""
+    """A hash, because the sequences of neighbouring seeds would overlap."""
     return int(_mixed(np.array([seed & (2**64 - 1)], dtype=np.uint64))[0])
 
 
 def fill(out: Any, seed: int) -> None:
-    """Fill a one-dimensional array of a plain type: floats uniform in [0, 1), integers over their
-    full range."""
+    """Fill a one-dimensional array of a plain type: floats uniform in [0, 1), integers of their
+    full range, booleans 0 or 1."""
     start = np.uint64(start_of(seed))
     for first in range(0, out.size, CHUNK):
         piece = out[first : first + CHUNK]
@@ -61,8 +59,7 @@ def _mixed(z: Any) -> Any:
 
 
 def rule_of(dtype: Any) -> tuple[str, int, str]:
-    """Type compared, how many of it one element holds, and the rule: floats closely, integers and
-    booleans exactly."""
+    """The type that is compared, how many of it an element holds, and the rule."""
     element = np.dtype(dtype)
     if element.kind in "iub":
         return f"u{element.itemsize}", 1, "exact"
@@ -73,8 +70,7 @@ def rule_of(dtype: Any) -> tuple[str, int, str]:
 
 
 def mismatch(actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
-    """How many elements of two flat arrays of one type differ, and the index of the first; None if
-    none does (`Content.mismatch`)."""
+    """As `Content.mismatch`, of two flat arrays of equal type."""
     element, parts, rule = rule_of(actual.dtype)
     actual, expected = actual.view(element), expected.view(element)
     count, first = 0, -1

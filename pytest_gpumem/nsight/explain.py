@@ -39,9 +39,8 @@ def explain(
     echo: Callable[[str], object],
 ) -> Explanation:
     """Count each side of a test once under Nsight Compute, or under Nsight Systems where counters
-    may not be read, and run each once more for what it ran.
-    `base`: a git revision; head is the working tree.
-    `arguments`: further ones of pytest.
+    may not be read, and run each once more for what it ran. `base` is a git revision, head the
+    working tree.
     Raises `UserError`: a side cannot run the test. Raises `NoAnswer`: nothing could be counted.
     """
     device = tools.check(arguments, environment)
@@ -86,8 +85,8 @@ def _count(
 ) -> list[tuple[list[Launch], int]]:
     """The launches and the exit code of each side, by a function of `ncu` that runs pytest."""
     counts = []
+    head = sides[HEAD]
     for name, side in sides.items():
-        head = sides[HEAD]
         words = [moved_word(word, side, head) for word in arguments]
         selected = [moved_word(test, side, head)]
         command = child.pytest_command(words, tests=selected, python=side.python)
@@ -104,9 +103,7 @@ def _count(
 
 
 def compare(
-    base: Sequence[Kernel],
-    head: Sequence[Kernel],
-    counters: Sequence[Counter],
+    base: Sequence[Kernel], head: Sequence[Kernel], counters: Sequence[Counter]
 ) -> dict[str, list[str]]:
     """The counters that differ by more than 5 %, with both values, by measurement."""
     before = {(kernel.place, kernel.name): kernel for kernel in base}
@@ -141,14 +138,10 @@ def _differences(base: Kernel, head: Kernel, counters: Sequence[Counter]) -> lis
 
 
 def ran_differently(
-    sides: Mapping[str, Side],
-    test: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
+    sides: Mapping[str, Side], test: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """What differs in a plain run of each side, by row. Raises `RunError`: a process broke off."""
-    words = [*arguments, test]
-    processes = Processes(sides, words, environment, evidence=True)
+    processes = Processes(sides, [*arguments, test], environment, evidence=True)
     records = []
     with contextlib.closing(processes):
         for name in sides:

@@ -29,7 +29,7 @@ from pytest_gpumem.units import format_time, short_bytes
 
 
 class BadReport(ValueError):
-    """A profiler's output cannot be read: one line with the cause."""
+    """A profiler's output cannot be read."""
 
 
 class CountersForbidden(NoAnswer):
@@ -108,9 +108,8 @@ class Kernel:
 
 
 def kernels_of(launches: Iterable[Launch]) -> list[Kernel]:
-    """The kernels of each measurement, in the order of their first launch. A metric that one launch
-    lacks is missing.
-    """
+    """The kernels of each measurement, in the order of their first launch, without metrics that a
+    launch lacks."""
     groups: dict[tuple[str, str, str], list[Launch]] = {}
     for launch in launches:
         groups.setdefault((launch.test, launch.label, launch.kernel), []).append(launch)
@@ -127,7 +126,6 @@ def kernels_of(launches: Iterable[Launch]) -> list[Kernel]:
 
 # Nsight Compute
 
-_FIXED = ("ID", "Kernel Name")
 _STACK = "thread Domain:Push/Pop_Range"  # begins the headings of the columns with ranges
 _RANGE = re.compile(rf'"{DOMAIN}:([A-Za-z0-9_.-]+):')
 _UNITS = (
@@ -144,9 +142,8 @@ _UNITS = (
 
 
 def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[Launch]:
-    """The measured launches of `ncu --csv --page raw --print-units base`, in their order.
-    `page`: the page, with any other output of ncu and its child.
-    `metrics`: those to read; what the page lacks is missing in the launches.
+    """The measured launches of `ncu --csv --page raw --print-units base` among other output, with
+    those of `metrics` that the page has.
     Raises `BadReport`: it is no such page, or a figure or its unit is unknown.
     """
     lines = page.splitlines()
@@ -154,7 +151,7 @@ def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[Launch]:
         del lines[0]
     table = csv.DictReader(line for line in lines if line.startswith('"'))
     headings = table.fieldnames or []
-    for name in _FIXED:
+    for name in ("ID", "Kernel Name"):
         if name not in headings:
             raise BadReport(f"ncu's CSV has no column {name}: no `ncu --csv --page raw`")
     launches = []
@@ -195,9 +192,8 @@ def _figures(
 
 
 def place_of(ranges: Sequence[str]) -> tuple[str, str] | None:
-    """The test and the label of a measured launch; None outside of one.
-    `ranges`: names of the open ranges of our domain, outermost first.
-    """
+    """The test and the label of a measured launch, by the open ranges of our domain, outermost
+    first; None outside of a launch."""
     # The innermost: a test that runs pytest itself has another test's ranges around it.
     for name in reversed(ranges):
         if name.endswith(f".{MEASURE}"):
@@ -220,9 +216,8 @@ def count_launches(
     folder: Path | None = None,
     metrics: Sequence[str] = METRICS,
 ) -> tuple[list[Launch], int]:
-    """Run pytest under Nsight Compute. Returns the measured launches, and pytest's exit code.
-    `command`: pytest's.
-    `folder`: where it runs; None is the working directory.
+    """Run pytest's `command` under Nsight Compute. Returns the measured launches, and pytest's exit
+    code.
     Raises `CountersForbidden`: this user may not count. Raises `NoAnswer`: nothing was counted.
     """
     program = find(NCU, environment)
@@ -247,7 +242,7 @@ def count_launches(
 
 
 def table(kernels: Sequence[Kernel]) -> list[str]:
-    """Lines of a table: below each measurement its kernels, and below each kernel its figures."""
+    """A table: below each measurement its kernels, and below each kernel its figures."""
     counters = (TIME, *COUNTERS)
     lines = [_line(counter.title for counter in counters)]
     place = None
@@ -281,9 +276,8 @@ def time_launches(
     *,
     folder: Path | None = None,
 ) -> tuple[list[Launch], int]:
-    """Run pytest under Nsight Systems. Returns the measured launches with the mean time of their
-    kernel, and pytest's exit code. Raises `NoAnswer`: nothing was recorded.
-    """
+    """Run pytest's `command` under Nsight Systems. Returns the measured launches with the mean time
+    of their kernel, and pytest's exit code. Raises `NoAnswer`: nothing was recorded."""
     program = find(NSYS, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         report = Path(scratch, f"run{NSYS.report}")
@@ -299,9 +293,7 @@ def time_launches(
 
 
 def read_times(page: str) -> list[Launch]:
-    """The measured launches of `nsys stats --report nvtx_kern_sum --format csv`, each with the mean
-    time of its kernel in its test.
-    """
+    """The measured launches of `nsys stats --report nvtx_kern_sum --format csv`."""
     lines = page.splitlines()
     while lines and not lines[0].startswith("NVTX Range,"):
         del lines[0]

@@ -29,19 +29,6 @@ class SelectedTest:
 
 
 @dataclass(frozen=True)
-class ProfileRequest:
-    """One call of `gpumem profile`."""
-
-    tool: tools.Tool
-    arguments: Sequence[str]  # pytest's
-    tests: Sequence[str] = ()  # node ids; empty for all tests that the arguments select
-    file: Path | None = None
-    """The report, with or without its ending, which is replaced; None: a new one in the working
-    directory, named after its one test, else "gpumem"."""
-    options: Sequence[str] = ()  # the user's own, of the tool
-
-
-@dataclass(frozen=True)
 class ProfileReport:
     """A report that was written."""
 
@@ -52,42 +39,51 @@ class ProfileReport:
 
 
 def write_report(
-    request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]
+    tool: tools.Tool,
+    arguments: Sequence[str],
+    nodeids: Sequence[str],
+    file: Path | None,
+    chosen: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
 ) -> ProfileReport:
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole
     run. Or count its measured launches with Nsight Compute.
+    `arguments`: pytest's.
+    `nodeids`: of tests; empty for all that the arguments select.
+    `file`: the report, with or without its ending; None: a new one in the working directory.
+    `chosen`: the user's options of the tool.
     Raises `UserError`: the run cannot be profiled, or the report cannot be written.
     Raises `NoAnswer`: the tool is missing, or wrote no report.
     """
-    tool = request.tool
-    for word in request.options:
+    for word in chosen:
         if word.partition("=")[0] in ("-o", "--output", "--export", "--log-file"):
             raise UserError(f"--tool-options: {word}: gpumem names the report; -o FILE does")
-    device = tools.check(request.arguments, environment)
-    if request.file is not None:
-        _check_file(request.file)
+    device = tools.check(arguments, environment)
+    if file is not None:
+        _check_file(file)
     program = tools.find(tool, environment)
-    tests = select(request.arguments, request.tests, environment, echo)
+    tests = select(arguments, nodeids, environment, echo)
     only = tests[0].name if len(tests) == 1 else None
-    file = request.file or _new(only or WHOLE_RUN, tool.report)
+    file = file or _new(only or WHOLE_RUN, tool.report)
     if file.suffix != tool.report:
         file = file.with_name(file.name + tool.report)
     file = file.absolute()
     _check_file(file)
     pytest_command = child.pytest_command(
-        request.arguments, options=["--gpumem-device", device], tests=request.tests
+        arguments, options=["--gpumem-device", device], tests=nodeids
     )
     if tool is tools.NSYS:
         managed = any(test.managed for test in tests)
         command = tools.nsys_command(
-            program, pytest_command, file, test=only, managed=managed, chosen=request.options
+            program, pytest_command, file, test=only, managed=managed, chosen=chosen
         )
     else:
         output = ["--export", str(file), "--force-overwrite"]
         for section in SECTIONS:
             output += ["--section", section]
         command = tools.ncu_command(
-            program, pytest_command, output, metrics=ncu.METRICS, chosen=request.options
+            program, pytest_command, output, metrics=ncu.METRICS, chosen=chosen
         )
     before = _written_at(file)
     echo(f"gpumem: {shlex.join(command)}")
@@ -111,9 +107,7 @@ def select(
     echo: Callable[[str], object],
 ) -> tuple[SelectedTest, ...]:
     """The tests that pytest would run, in its order; a process without a device collects them.
-    `tests`: node ids, as on its command line; empty for all that the arguments select.
-    Raises `UserError`: the tests cannot be collected, or none is selected.
-    """
+    Raises `UserError`: the tests cannot be collected, or none is selected."""
     for test in tests:
         if test.startswith("-"):
             raise UserError(
@@ -138,9 +132,7 @@ def select(
 
 
 def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
-    """Lines with the figures of a report: ncu's table of kernels, or what `nsys stats` prints of
-    ranges and managed memory.
-    """
+    """Lines with the figures of a report."""
     program = str(report.program)
     if report.file.suffix == tools.NCU.report:
         words = ["--csv", "--page", "raw", "--print-units", "base"]

@@ -20,7 +20,7 @@ from pytest_gpumem.runs import child
 
 
 class ToolMissing(NoAnswer):
-    """A tool is not installed, or not where its variable says: one line with the remedy."""
+    """A tool is not installed, or not where its variable says."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ NSYS = Tool(
 
 
 def find(tool: Tool, environment: Mapping[str, str]) -> Path:
-    """Return the program that the tool's variable names, else the one on the PATH, else the newest
-    one in the usual folders. Raises `ToolMissing`.
-    """
+    """Return the program that the tool's variable names, else that on the PATH, else the newest in
+    the usual folders. Raises `ToolMissing`."""
     chosen = environment.get(tool.variable, "")
     if chosen:
         program = shutil.which(chosen, path=environment.get("PATH"))
@@ -97,8 +96,8 @@ def _numbers(path: str) -> list[int]:
 
 
 def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the device to profile, a value of `--gpumem-device`: of pytest's arguments, else of
-    GPUMEM_DEVICE, else any GPU. The device of an ini file gives way.
+    """Return the value of `--gpumem-device` in pytest's arguments, else of GPUMEM_DEVICE, else
+    "cuda". The device of an ini file gives way.
     Raises `UserError`: Nsight would see no work or no ranges.
     """
     if "--collect-only" in arguments or "--co" in arguments:
@@ -150,7 +149,7 @@ escape, so the point before `measure` matches any character."""
 
 
 def _defaults(options: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Words of the options whose names are not among the options that the user chose."""
+    """The words of options that the user did not choose."""
     names = {word.partition("=")[0] for word in chosen if word.startswith("-")}
     words = []
     for option in options:
@@ -170,7 +169,7 @@ def nsys_command(
 ) -> list[str]:
     """The command that traces CUDA, with the nodes of graphs, and NVTX, without samples of the CPU.
     `test`: name of the range to record; None for the whole run.
-    `managed`: record page faults of managed memory too, which slows them down.
+    `managed`: record page faults too, which slows them down.
     `chosen`: the user's options, which replace those of the same name.
     """
     options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
@@ -184,15 +183,8 @@ def nsys_command(
             # Ranges of other libraries need not be registered strings.
             "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
         ]
-    words = [*_defaults(options, chosen), *chosen]
-    return [
-        str(program),
-        "profile",
-        *words,
-        f"--output={report}",
-        "--force-overwrite=true",
-        *command,
-    ]
+    words = [*_defaults(options, chosen), *chosen, f"--output={report}", "--force-overwrite=true"]
+    return [str(program), "profile", *words, *command]
 
 
 def ncu_command(
@@ -203,10 +195,10 @@ def ncu_command(
     metrics: Sequence[str],
     chosen: Sequence[str] = (),
 ) -> list[str]:
-    """The command that counts the measured launches of all tests. Clocks are left alone, and the
-    caches are emptied before every pass over a kernel.
+    """The command that counts the measured launches of all tests, with empty caches before each
+    pass over a kernel.
     `output`: options that say where the counts go.
-    `chosen`: the user's options, which replace those of the same name.
+    `chosen`: as in `nsys_command`.
     """
     options = ["--clock-control none", "--cache-control all", "--target-processes all"]
     options.append(f"--metrics {','.join(metrics)}")
@@ -231,7 +223,7 @@ _UNKNOWN_OPTION = r"unrecogni[sz]ed (?:option|argument)s?:? *['\"]?([^\s'\"]+)"
 
 
 def nsys_cause(output: str, report: Path) -> str | None:
-    """Why nsys has written no report, and the remedy, in one line; None if its output says none."""
+    """Why nsys has written no report, and the remedy; None if its output has no reason."""
     if "Importer error" in output:
         return (
             f"nsys collected, but its importer could not make a report of "
@@ -252,7 +244,7 @@ def nsys_cause(output: str, report: Path) -> str | None:
 
 
 def ncu_cause(output: str) -> str | None:
-    """Why ncu has counted nothing, and the remedy, in one line; None if its output says none."""
+    """Why ncu has counted nothing, and the remedy; None if its output has no reason."""
     if FORBIDDEN in output:
         return (
             f"this user may not read the GPU's counters ({FORBIDDEN}): load the driver with "

@@ -4,7 +4,7 @@ up."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import field
 
@@ -14,8 +14,11 @@ CAUSES = ("prefetch", "fault", "speculation", "eviction", "access counters", "un
 """Why pages move (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`). "speculation": the driver
 fetches neighbours of a page that faulted; "eviction": the device needs room."""
 
-TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to device", "to host", "between devices"
-GPU_FAULT, CPU_FAULT, MAPPED = "GPU fault", "CPU fault", "mapped"
+TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to_device", "to_host", "between_devices"
+GPU_FAULT, CPU_FAULT, MAPPED = "gpu_faults", "cpu_faults", "mapped"
+"""What an event is of, as the field of `PageCounts`."""
+
+_MOVES = (TO_DEVICE, TO_HOST, BETWEEN_DEVICES)
 
 
 class PageCounts(Record, frozen=True):
@@ -71,7 +74,7 @@ class Migrations(Record, frozen=True):
 class PageEvent(NamedTuple):
     """One event of CUPTI."""
 
-    kind: str  # one of the constants from `TO_DEVICE` to `MAPPED`
+    kind: str  # such as `TO_DEVICE`
     value: int  # bytes, or faults on one page that the driver handled together
     start: int  # nanoseconds
     end: int  # nanoseconds
@@ -81,29 +84,25 @@ class PageEvent(NamedTuple):
 
 def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
     """Add events up. `maps`: True if mappings are recorded too."""
-    totals = dict.fromkeys((TO_DEVICE, TO_HOST, BETWEEN_DEVICES, GPU_FAULT, CPU_FAULT, MAPPED), 0)
-    seconds = {TO_DEVICE: 0.0, TO_HOST: 0.0, BETWEEN_DEVICES: 0.0}
-    until = dict.fromkeys(seconds, 0)
+    totals: dict[str, Any] = dict.fromkeys((*_MOVES, GPU_FAULT, CPU_FAULT, MAPPED), 0)
+    seconds, until = dict.fromkeys(_MOVES, 0.0), dict.fromkeys(_MOVES, 0)
     causes: dict[str, int] = {}
     pages = []  # of each group of GPU faults
     for event in sorted(events, key=lambda event: event.start):
         totals[event.kind] += 1 if event.kind == CPU_FAULT else event.value
         if event.kind == GPU_FAULT:
             pages.append(event.address)
-        if event.kind in seconds:
+        if event.kind in _MOVES:
             causes[event.why] = causes.get(event.why, 0) + event.value
             begin = max(event.start, until[event.kind])  # copies that overlap count once
             seconds[event.kind] += max(0, event.end - begin) / 1e9
             until[event.kind] = max(until[event.kind], event.end)
+    if not maps:
+        totals[MAPPED] = None
     return PageCounts(
-        gpu_faults=totals[GPU_FAULT],
+        **totals,
         gpu_groups=len(pages),
         gpu_pages=len(set(pages)),
-        cpu_faults=totals[CPU_FAULT],
-        to_device=totals[TO_DEVICE],
-        to_host=totals[TO_HOST],
-        between_devices=totals[BETWEEN_DEVICES],
-        mapped=totals[MAPPED] if maps else None,
         causes=causes,
         to_device_seconds=seconds[TO_DEVICE],
         to_host_seconds=seconds[TO_HOST],

@@ -60,7 +60,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
         super().__init__(timeline, roofline)
         self._live: dict[int, Allocation] = {}
-        self._used = dict.fromkeys(MemoryKind, 0)
         self._ends = {"device": 0x7F00_0000_0000, "host": 0x5500_0000_0000}
 
     def _address(self, side: str, nbytes: int) -> int:
@@ -89,7 +88,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
 
     def _made(self, allocation: Allocation) -> Allocation:
         self._live[id(allocation)] = allocation
-        self._used[allocation.kind] += allocation.nbytes
         if allocation.kind.managed:
             self._roofline.pages[id(allocation)] = Pages(self._roofline.page_log)
         self._timeline.call(streams.ALLOCATE)
@@ -131,7 +129,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._timeline.call(streams.ALLOCATE)
         allocation.freed = True
         allocation.backing = None
-        self._used[allocation.kind] -= allocation.nbytes
         self._live.pop(id(allocation), None)
         self._roofline.forget(allocation)
         self._roofline.pages.pop(id(allocation), None)
@@ -139,7 +136,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     def free_bytes(self, kind: MemoryKind) -> int:
         if not kind.beyond_link:
             sheet = self._roofline.sheet
-            used = sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
+            used = sum(each.nbytes for each in self._live.values() if not each.kind.beyond_link)
             return max(0, sheet.memory_bytes - sheet.context_bytes - used)
         host = self.host()
         if kind.locked:
@@ -148,8 +145,8 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
 
     def host(self) -> HostMemory:
         total = self._roofline.sheet.host_memory_bytes
-        used = sum(nbytes for kind, nbytes in self._used.items() if kind.on_host)
-        locked = sum(nbytes for kind, nbytes in self._used.items() if kind.locked)
+        used = sum(each.nbytes for each in self._live.values() if each.kind.on_host)
+        locked = sum(each.nbytes for each in self._live.values() if each.kind.locked)
         return HostMemory(total, total - used, locked)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:

@@ -31,31 +31,6 @@ GROUP_PAGES = 6  # page faults that the driver handles together
 SHARED_FAULTS = 16  # of the warps that touch a page at once
 
 
-class Noise:
-    """The spread of times as on an H100: the same for the same seed and calls."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._random = Random(seed)
-        self._placements: dict[tuple[tuple[int, ...], float], float] = {}
-
-    def sample(self, seconds: float) -> float:
-        """Return the factor of a launch: 0.3 % for a microsecond down to 0.05 %."""
-        return math.exp(self._random.gauss(0.0, 0.0005 + 0.0025 / (1.0 + seconds / 10e-6)))
-
-    def placement(self, addresses: tuple[int, ...], nbytes: float) -> float:
-        """Return the factor of where buffers lie: 2.1 % up to 6 MiB, 0.37 % for 96 MiB."""
-        if not nbytes:  # all beyond the link
-            return 1.0
-        factor = self._placements.get((addresses, nbytes))
-        if factor is None:
-            spread = 0.021 * min(1.0, (6 * MiB / nbytes) ** 0.626) * min(1.0, 96 * MiB / nbytes)
-            z = Random(repr((self._seed, addresses))).gauss(0.0, 1.0)
-            factor = math.exp(spread * min(3.0, max(-3.0, z)))
-            self._placements[addresses, nbytes] = factor
-        return factor
-
-
 class PageLog:
     """Counts faults and migrations."""
 
@@ -170,17 +145,18 @@ class Traffic:
     uses: tuple[Use, ...]
     chain: float  # dependent accesses to its first array, in series
     computing: float  # seconds for which the SMs are busy
-    addresses: tuple[int, ...]
     nbytes: float  # of device memory
+    placement: float  # factor of its time for where the buffers lie
 
 
 class Roofline:
-    """The times, and the state on which they depend. No time depends on the set-aside of L2."""
+    """The times, and the state on which they depend: all but the set-aside of L2."""
 
     def __init__(self, sheet: Datasheet, seed: int) -> None:
         self.sheet = sheet
         self.facts = sheet.facts()
-        self.noise = Noise(seed)
+        self._seed = seed
+        self._random = Random(seed)
         self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
         self.page_log = PageLog(sheet)
         self.set_aside = sheet.default_set_aside
@@ -196,13 +172,18 @@ class Roofline:
         uses: dict[int, Use] = {}
         for access, allocation in accesses:
             uses.setdefault(id(allocation), Use(allocation)).add(access)
-        return Traffic(
-            uses=tuple(uses.values()),
-            chain=chain,
-            computing=cycles / self.sheet.sm_clock,
-            addresses=tuple(use.allocation.address for use in uses.values()),
-            nbytes=sum(use.lines for use in uses.values() if not use.allocation.kind.on_host),
-        )
+        addresses = tuple(use.allocation.address for use in uses.values())
+        nbytes = sum(use.lines for use in uses.values() if not use.allocation.kind.on_host)
+        placement, computing = self._placement(addresses, nbytes), cycles / self.sheet.sm_clock
+        return Traffic(tuple(uses.values()), chain, computing, nbytes, placement)
+
+    def _placement(self, addresses: tuple[int, ...], nbytes: float) -> float:
+        """Return the spread of placements as on an H100: 2.1 % up to 6 MiB, 0.37 % for 96 MiB."""
+        if not nbytes:  # all beyond the link
+            return 1.0
+        spread = 0.021 * min(1.0, (6 * MiB / nbytes) ** 0.626) * min(1.0, 96 * MiB / nbytes)
+        z = Random(repr((self._seed, addresses))).gauss(0.0, 1.0)
+        return math.exp(spread * min(3.0, max(-3.0, z)))
 
     def kernel(self, traffic: Traffic, window: WindowSpec | None = None) -> float:
         """Return the seconds of a launch; leave L2 and pages as the launch leaves them."""
@@ -239,11 +220,12 @@ class Roofline:
         if window is not None and window.hit is not AccessProperty.STREAMING:
             persists = window.hit is AccessProperty.PERSISTING
             self.persisting = persists and self.set_aside > 0
-        placement = self.noise.placement(traffic.addresses, traffic.nbytes)
-        return self._noisy(self.sheet.launch + faults + slowest) * placement
+        return self._noisy(self.sheet.launch + faults + slowest) * traffic.placement
 
     def _noisy(self, seconds: float) -> float:
-        return seconds * self.noise.sample(seconds)
+        """Return a time with the spread of launches: 0.3 % for a microsecond down to 0.05 %."""
+        spread = 0.0005 + 0.0025 / (1.0 + seconds / 10e-6)
+        return seconds * math.exp(self._random.gauss(0.0, spread))
 
     def _latency(self, use: Use, *, on_link: bool) -> float:
         """Return the seconds of a dependent access."""
