@@ -135,13 +135,10 @@ class Footprints:
                 self.running[source.name] = source
 
     def _begin(self, source: Source) -> None:
-        """Have a source report, also again. No open watch has seen all if that begins or ends."""
-        before = self.reasons.pop(source.name, None)
         why = source.start(self.log)
         if why is not None:
             self.reasons[source.name] = why
-        if source.name in self.running and why != before:
-            source.lost(why or before or "")
+            source.lost(why)
 
     def _free_unseen(self) -> None:
         """Book what was freed of the driver's while nobody reported."""
@@ -198,28 +195,28 @@ class Footprints:
     def paused(self) -> Iterator[None]:
         """As `ours`, and no source reports inside, so that none takes time: for timed samples."""
         with self.ours():
-            if self._sources is None or self._paused:
-                yield
-                return
-            self._pause()
+            pauses = self._sources is not None and not self._paused
+            if pauses:
+                self._pause()
             try:
                 yield
             finally:
-                self._resume()
+                if pauses:
+                    self._resume()
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
         """Inside `paused`, a block that is watched."""
-        if not self._paused:
-            yield
-            return
-        self._resume()
-        self._end_ours()
+        paused = self._paused
+        if paused:
+            self._resume()
+            self._end_ours()
         try:
             yield
         finally:
-            self._begin_ours()
-            self._pause()
+            if paused:
+                self._begin_ours()
+                self._pause()
 
     def released(self, growth: Growth) -> None:
         """What was no test's, as `ours` gave it, is about to be freed: no open watch counts it."""
@@ -237,8 +234,9 @@ class Footprints:
         self._paused = False
         if self._before is None or self._gone():
             return
-        for source in self.running.values():
-            self._begin(source)
+        for name, source in self.running.items():
+            if name not in self.reasons:
+                self._begin(source)
         for series, after in self.figures().items():
             less = self._before.get(series, NOTHING).used - after.used
             if less > 0:  # of which allocations is not known
@@ -434,25 +432,19 @@ class MemoryWatch:
                 known += use.kept + use.reserved
         return max(0, self._free - now - known)
 
-    def settle(self) -> bool:
-        """Have libraries give back what they keep for reuse and cannot tell from what is used.
-
-        Such as page-locked memory. False if nothing changed: a `read` gives what the last gave.
-        """
+    def settle(self) -> None:
+        """Have libraries give back what they keep for reuse and cannot tell from what is used, such
+        as page-locked memory."""
         self._footprints.settle()
         live = live_of(self._log.changes[self._mark :])
         kept = [event for event in live if event.layer == "driver"]
-        changed = False
         for source in self._footprints.running.values():
-            changed = source.settle(kept) or changed
-        return changed
+            source.settle(kept)
 
     def close(self) -> None:
-        watches = self._footprints.watches
-        if self in watches:
-            watches.remove(self)
-            if not watches:
-                self._log.clear()
+        self._footprints.watches.remove(self)
+        if not self._footprints.watches:
+            self._log.clear()
 
 
 def _order(use: MemoryUse) -> tuple[str, int, str]:

@@ -240,13 +240,11 @@ class Source:
         """The library's counts now."""
         return {}
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> None:
         """Give back what it keeps for reuse and cannot tell from what is used.
 
         `kept`: allocations of the driver that live, and that no pool is known to have made.
-        Returns False if nothing has changed.
         """
-        return False
 
     def alive(self, allocated: AllocationEvent) -> bool:
         """False if an allocation is surely freed: frees inside `paused` were not reported."""

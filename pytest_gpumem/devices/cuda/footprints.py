@@ -11,7 +11,6 @@ Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraph
 from __future__ import annotations
 
 import ctypes
-import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number, is_captured
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
@@ -96,11 +95,6 @@ _BY_HANDLE = {
     "cuMemPoolDestroy": 1,
 }
 """Calls about memory that has a handle, with how many of their parameters are read."""
-_POOLS = re.compile(
-    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
-    r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)\w*"
-)
-"""Calls after which pools and graphs may hold other amounts."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
 # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
 _ARRAY3D = struct.Struct("<QQQIII")
@@ -121,7 +115,6 @@ class DriverMemory(Source):
     def __init__(self, index: int) -> None:
         self._index = index
         self._log: MemoryLog | None = None
-        self._pool_calls: set[str] = set()  # those of `_POOLS`
         self._end: Callable[[], None] | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._handles: dict[int, int] = {}
@@ -130,19 +123,12 @@ class DriverMemory(Source):
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
         self._pools: list[int] = []  # pools of the device that the process has made
         self._default: Any = None  # the device's stream-ordered pool
-        self._nothing: Mapping[Series, Figures] | None = None
-        """The figures while pools and graphs hold nothing, until a call may have changed that."""
-        self._trimmed: Figures | None = None  # of graphs, after unused memory was given back
-
-    def ready(self) -> bool:
-        return True
 
     def start(self, log: MemoryLog) -> str | None:
         self._log = log
-        self._default = self._trimmed = None  # they may be of a context that is gone
+        self._default = None  # it may be of a context that is gone
+        names = (*_CALLS, *_BY_HANDLE)
         try:
-            self._pool_calls = self._pool_calls or set(driver_calls(_POOLS))
-            names = tuple({*_CALLS, *_BY_HANDLE, *self._pool_calls})
             add = CALLBACKS.add
             self._end = add("DRIVER_API", names, self._called, self._missed, begins=False)
         except NotCounted as why:
@@ -156,20 +142,18 @@ class DriverMemory(Source):
     def _called(self, name: str, address: int) -> None:
         """Report what a call has done, at its end."""
         call = ApiCall.from_address(address)
-        if name in self._pool_calls:
-            self._nothing = None
         if call.failed:
             return
         if name in _CALLS:
             self._take(_CALLS[name], call.parameters, call.correlation)
-        elif name in _BY_HANDLE:
-            values = words(call.parameters, _BY_HANDLE[name])
-            if name.startswith("cuArray"):
-                self._take_array(name, values)
-            elif name.startswith("cuMemPool"):
-                self._take_pool(name, values)
-            else:
-                self._take_virtual(name, values)
+            return
+        values = words(call.parameters, _BY_HANDLE[name])
+        if name.startswith("cuArray"):
+            self._take_array(name, values)
+        elif name.startswith("cuMemPool"):
+            self._take_pool(name, values)
+        else:
+            self._take_virtual(name, values)
 
     def _take(self, call: _MemoryCall, parameters: int, correlation: int) -> None:
         values = words(parameters, 1 + max(call.nbytes or 0, call.stream or 0, call.rows or 0))
@@ -261,7 +245,6 @@ class DriverMemory(Source):
         location = _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size))
         if location == (_ON_DEVICE, self._index):
             self._pools.append(pool)
-            self._nothing = None
 
     def _count(self, handle: int, by: int) -> None:
         """Count a handle or a mapping more, or less; of the last, the memory is freed."""
@@ -274,24 +257,18 @@ class DriverMemory(Source):
 
     def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
         """Report an allocation, or a free of no bytes."""
-        if self._log is None:
-            return
-        now, series = time.perf_counter(), (DRIVER, kind)
-        self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
+        if self._log is not None:
+            now, series = time.perf_counter(), (DRIVER, kind)
+            self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
 
     def figures(self) -> Mapping[Series, Figures]:
-        if self._nothing is not None and self._end is not None:
-            return self._nothing
-        nothing: dict[Series, Figures] = {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
-        if context_number(self._index) is None:
-            return nothing
-        if self._default is None:
-            if not has_pools(self._index):  # then graphs cannot allocate either
-                return nothing
-            self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
-        pools, graphs = self._of_pools(), self._of_graphs()
-        if not (pools.used or pools.unused or graphs.used or graphs.unused):
-            self._nothing = nothing
+        """What stream-ordered pools and CUDA graphs hold."""
+        pools = graphs = NOTHING
+        if context_number(self._index) is not None:
+            if self._default is None and has_pools(self._index):
+                self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
+            if self._default is not None:  # else graphs cannot allocate either
+                pools, graphs = self._of_pools(), self._of_graphs()
         return {(DRIVER, "device"): pools, (GRAPHS, "device"): graphs}
 
     def _of_pools(self) -> Figures:
@@ -316,16 +293,11 @@ class DriverMemory(Source):
         reserved = int(_known(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
         return Figures(used, reserved - used)
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> None:
         """Have the driver give back memory that no graph uses any more: it counts as used by graphs
         until then."""
-        before = self.figures()[GRAPHS, "device"]
-        if before in (NOTHING, self._trimmed):
-            return False
-        R.cudaDeviceGraphMemTrim(self._index)
-        self._nothing = None
-        self._trimmed = self.figures()[GRAPHS, "device"]
-        return self._trimmed != before
+        if self.figures()[GRAPHS, "device"] != NOTHING:
+            R.cudaDeviceGraphMemTrim(self._index)
 
     def alive(self, allocated: AllocationEvent) -> bool:
         if allocated.address in self._handles:
@@ -334,7 +306,6 @@ class DriverMemory(Source):
         return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
 
     def stop(self) -> None:
-        self._nothing = None
         if self._pools:
             self._missed(
                 "a stream-ordered pool of the test's own lived during a measurement: what it keeps "
@@ -370,9 +341,8 @@ def footprints(index: int) -> Footprints:
             RmmMemory(index),
             JaxMemory(index),
         )
-        _FOOTPRINTS[index] = Footprints(
-            DriverMemory(index), libraries, partial(context_number, index)
-        )
+        driver = DriverMemory(index)
+        _FOOTPRINTS[index] = Footprints(driver, libraries, partial(context_number, index))
     return _FOOTPRINTS[index]
 
 

@@ -18,10 +18,16 @@ from typing import Any
 import cupy
 
 from pytest_gpumem.devices.cuda.context import context_number
-from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
+from pytest_gpumem.devices.memory_events import (
+    NOTHING,
+    AllocationEvent,
+    Figures,
+    MemoryLog,
+    Series,
+    Source,
+)
 
-NAME = "CuPy"
-_SERIES: Series = (NAME, "device")
+_SERIES: Series = ("CuPy", "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
@@ -86,20 +92,19 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
 class CupyMemory(Source):
     """The source of CuPy's memory on one device."""
 
-    name = NAME
+    name = "CuPy"
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._hook = _Hook(index)
 
-    def start(self, log: MemoryLog) -> str | None:
+    def start(self, log: MemoryLog) -> None:
         self._hook.emit = log.emit
         self._hook.enter()
-        return None
 
     def figures(self) -> Mapping[Series, Figures]:
         if context_number(self._index) is None:
-            return {_SERIES: Figures()}
+            return {_SERIES: NOTHING}
         used = total = 0
         default = cupy.get_default_memory_pool()
         current = getattr(cupy.cuda.get_allocator(), "__self__", None)
@@ -109,14 +114,12 @@ class CupyMemory(Source):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
         return {_SERIES: Figures(used, total - used, total)}
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        locked = any(event.series[1] == "pinned" for event in kept)
-        if locked:
+    def settle(self, kept: Sequence[AllocationEvent]) -> None:
+        if any(event.series[1] == "pinned" for event in kept):
             with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
                 # Gives back the blocks of copies that are done, as each allocation does.
                 cupy.cuda.alloc_pinned_memory(0)
             cupy.get_default_pinned_memory_pool().free_all_blocks()
-        return locked
 
     def stop(self) -> None:
         self._hook.emit = None

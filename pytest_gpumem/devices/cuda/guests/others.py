@@ -30,7 +30,7 @@ class RmmMemory(Source):
     def _to_pool(self) -> list[Any]:
         """The device's resource, what that allocates from, and so on to its pool; empty where it
         has none."""
-        resources = _module("rmm.mr")
+        resources = sys.modules.get("rmm.mr")
         if resources is None:
             return []
         chain, to_pool = [], list[Any]()
@@ -46,9 +46,8 @@ class RmmMemory(Source):
     def ready(self) -> bool:
         return bool(self._to_pool())
 
-    def start(self, log: MemoryLog) -> str | None:
+    def start(self, log: MemoryLog) -> None:
         self.drain()
-        return None
 
     def drain(self) -> None:
         """Count the allocations of the pool, if the user has set another one."""
@@ -59,7 +58,7 @@ class RmmMemory(Source):
         self._pool = self._adaptor = None  # a pool that is not used must not live because of this
         if not chain:
             return
-        resources = _module("rmm.mr")
+        resources: Any = sys.modules["rmm.mr"]
         for resource in reversed(chain):
             if isinstance(resource, resources.StatisticsResourceAdaptor):
                 self._adaptor = resource
@@ -88,12 +87,12 @@ class JaxMemory(Source):
 
     def ready(self) -> bool:
         # Asking JAX for its devices would start its backend, which takes most of the GPU's memory.
-        bridge = _module("jax._src.xla_bridge")
+        bridge = sys.modules.get("jax._src.xla_bridge")
         initialized = getattr(bridge, "backends_are_initialized", None)
         return initialized is not None and initialized() and self._device() is not None
 
     def _device(self) -> Any:
-        jax = _module("jax")
+        jax = sys.modules.get("jax")
         for device in jax.local_devices() if jax is not None else ():
             if device.platform in ("gpu", "cuda") and device.local_hardware_id == self._index:
                 return device
@@ -117,17 +116,11 @@ class NumbaMemory(Source):
     name = "Numba"
 
     def ready(self) -> bool:
-        return _module("numba.cuda") is not None
+        return sys.modules.get("numba.cuda") is not None
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        context = _module("numba.cuda").current_context()
+    def settle(self, kept: Sequence[AllocationEvent]) -> None:
+        context = sys.modules["numba.cuda"].current_context()
         for holder in (context, context.memory_manager):
             pending = getattr(holder, "deallocations", None)
             if pending is not None:
                 pending.clear()
-        return True
-
-
-def _module(name: str) -> Any:
-    """A module, if it is imported."""
-    return sys.modules.get(name)

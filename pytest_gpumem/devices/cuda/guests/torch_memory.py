@@ -172,12 +172,12 @@ class TorchMemory(Source):
         single = self._records
         return {_SERIES: Figures(used, unused, reserved, high, single=single, allocations=made)}
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> None:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find
         what CUDA graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
-            return False
+            return
         if self._bytes_in_graphs():
             # Only an emptied cache tells the pools of graphs that live from those of graphs that
             # are gone. Graphs may use the workspaces.
@@ -189,7 +189,6 @@ class TorchMemory(Source):
         locked = any(event.series[1] == "pinned" for event in kept)
         if locked and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
-        return True
 
     def _bytes_in_graphs(self) -> int:
         """Bytes in pools of CUDA graphs that no tensor uses."""
