@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
-    """Write `content`, which may come in parts, to a temporary file beside `path`, then rename it:
-    no reader sees half a file. The target of a link is replaced, a pipe or a device is written to.
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` to a temporary file beside `path`, then rename it: no reader sees half a file.
+
+    The target of a link is replaced, a pipe or a device is written to.
     """
-    if isinstance(content, str):
-        content = content.encode()
-    parts: Iterable[bytes | memoryview] = content if isinstance(content, Iterator) else (content,)
     if _is_special(path):
-        with open(path, "wb") as special:
-            special.writelines(parts)
+        path.write_bytes(text.encode())
         return
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         # Created with the permissions of the umask, as other files of a project are.
         with open(temporary, "xb") as file:
-            file.writelines(parts)
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -18,7 +18,11 @@ LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every 
 
 
 class FileError(ValueError):
-    """A file that cannot be read, or holds no results: a line without the file's name."""
+    """A file that cannot be read, or holds no results; without the file's name."""
+
+    def __str__(self) -> str:
+        """Return a single line."""
+        return " ".join(super().__str__().split())
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,7 @@ def parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FileError(f"not JSON: {reason}") from None
+        raise FileError(f"not JSON: {str(error) or type(error).__name__}") from None
 
 
 def document_in(value: object) -> Document:
@@ -65,7 +68,7 @@ def document_in(value: object) -> Document:
     try:
         return document_from_json(value["gpumem"])
     except SchemaError as error:
-        raise FileError(f"$.gpumem{' '.join(str(error).split()).removeprefix('$')}") from None
+        raise FileError(f"$.gpumem{str(error).removeprefix('$')}") from None
     except RecursionError:
         raise FileError("$.gpumem: nested too deeply") from None
 
@@ -88,7 +91,7 @@ def load_results(path: Path) -> Results:
         value = parsed(content(path))
         document = document_in(value)
     except FileError as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {error}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
     return Results(path, document, utc, revision_of(value.get("commit_info")))
 

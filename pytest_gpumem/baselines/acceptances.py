@@ -121,11 +121,10 @@ class Acceptances:
 
         `limit`: for the figure "limit", its name; empty: any.
         """
-        for acceptance in self._newest_first():
-            for change in acceptance.changes:
-                named = change.figure == figure and limit in ("", change.limit)
-                if named and covers(change.row, row_key):
-                    return acceptance, change
+        for acceptance, change in self._newest_first():
+            named = change.figure == figure and limit in ("", change.limit)
+            if named and covers(change.row, row_key):
+                return acceptance, change
         return None
 
     def digest(self, row_key: str, figure: Figure) -> str:
@@ -140,22 +139,20 @@ class Acceptances:
     def why_gone(self, row_key: str) -> str | None:
         """Return why a row may be missing: "removed (ann: obsolete)", "renamed to test_new (…)";
         None if it may not be."""
-        for acceptance in self._newest_first():
+        for acceptance, change in self._newest_first():
             who = f"({acceptance.who}: {acceptance.reason})"
-            for change in acceptance.changes:
-                if change.figure == "removed" and covers(change.row, row_key):
-                    return f"removed {who}"
-                if change.figure == "renamed" and covers(change.up_to or "", row_key):
-                    return f"renamed to {change.row} {who}"
+            if change.figure == "removed" and covers(change.row, row_key):
+                return f"removed {who}"
+            if change.figure == "renamed" and covers(change.up_to or "", row_key):
+                return f"renamed to {change.row} {who}"
         return None
 
     def old_names(self) -> dict[str, str]:
         """Return what each renamed test was called before, by its new name."""
         names = {}
-        for acceptance in reversed(self._newest_first()):
-            for change in acceptance.changes:
-                if change.figure == "renamed" and change.up_to is not None:
-                    names[change.row] = change.up_to
+        for _, change in reversed(self._newest_first()):
+            if change.figure == "renamed" and change.up_to is not None:
+                names[change.row] = change.up_to
         return names
 
     def allows(self, row_key: str, limit: str, value: str | None) -> bool:
@@ -182,9 +179,13 @@ class Acceptances:
             side[name] = acceptance
         return Acceptances(before, self.root), Acceptances(added, self.root)
 
-    def _newest_first(self) -> list[Acceptance]:
+    def _newest_first(self) -> list[tuple[Acceptance, AcceptedChange]]:
         names = sorted(self.files, key=lambda name: (self.files[name].utc, name), reverse=True)
-        return [self.files[name] for name in names]
+        changes = []
+        for name in names:
+            for change in self.files[name].changes:
+                changes.append((self.files[name], change))
+        return changes
 
 
 def acceptances(folder: Path) -> Acceptances:
@@ -192,17 +193,12 @@ def acceptances(folder: Path) -> Acceptances:
 
     Raises `UserError`: a file cannot be used; a line with its name and the field.
     """
-    try:
-        paths = sorted((folder / FOLDER).glob("*.json"))
-    except OSError as error:
-        raise UserError(f"{FOLDER}: {error.strerror or error}") from None
     files = {}
-    for path in paths:
+    for path in sorted((folder / FOLDER).glob("*.json")):
         try:
             files[path.name] = read(content(path, LARGEST))
         except FileError as error:
-            reason = " ".join(printable(str(error)).split())
-            raise UserError(f"{FOLDER / path.name}: {reason}") from None
+            raise UserError(f"{FOLDER / path.name}: {printable(str(error))}") from None
     return Acceptances(files, folder)
 
 

@@ -146,8 +146,7 @@ class Store:
                 if first != path.name:
                     raise FileError(f"a copy of {first}, of the same process; it would count twice")
             except FileError as error:
-                text = " ".join(str(error).split())
-                raise BaselineError(f"{path}: {text}") from None
+                raise BaselineError(f"{path}: {error}") from None
             yield path, run
 
     def _write(self, run: SavedRun) -> Path:

@@ -132,18 +132,13 @@ def _only_this_file(flag: str) -> Iterator[None]:
         yield
 
 
-def write(option: str, path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
+def write(option: str, path: Path, text: str) -> None:
     """Write the file that an option names. Raises `UserError`: it cannot be written."""
     if path == STANDARD_OUTPUT:
-        for part in content if isinstance(content, Iterator) else (content,):
-            click.echo(
-                bytes(part) if isinstance(part, memoryview) else part,
-                file=click.get_current_context().meta[_REAL],
-                nl=False,
-            )
+        click.echo(text, file=click.get_current_context().meta[_REAL], nl=False)
         return
     try:
-        write_whole(path, content)
+        write_whole(path, text)
     except OSError as error:
         raise UserError(f"{option}: cannot write {path}: {error.strerror or error}") from None
 

@@ -160,20 +160,16 @@ def _of_test(
 
     Raises `UserError`: there are none. Its hint is another name than `without`.
     """
-    document = last.document
-    names = []
-    rows, missing = [], []
-    for row in document.rows:
-        names += [row.key, row.nodeid]
-        if test == row.key or selects(test, row.nodeid):
-            rows.append(row)
-    for omission in document.missing:
-        names += [omission.key, omission.nodeid]
-        if test == omission.key or selects(test, omission.nodeid):
-            missing.append(omission)
-    if not rows and not missing:
-        hint = did_you_mean(test, [name for name in names if name != without])
+    known: list[Row | Omission] = [*last.document.rows, *last.document.missing]
+    selected = [row for row in known if test == row.key or selects(test, row.nodeid)]
+    if not selected:
+        names = set[str]()
+        for row in known:
+            names |= {row.key, row.nodeid}
+        hint = did_you_mean(test, sorted(name for name in names if name != without))
         raise UserError(f"{option}{test}: no row of {last.path} belongs to it{hint}")
+    rows = [row for row in selected if isinstance(row, Row)]
+    missing = [omission for omission in selected if isinstance(omission, Omission)]
     return rows, missing
 
 
