@@ -70,11 +70,11 @@ class _Receiver(NamedTuple):
 
 # CUpti_CallbackFunc
 _CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)
-_SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
-_UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_ENABLE = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
-)
+_PARAMETERS: dict[str, tuple[type[Any], ...]] = {
+    "cuptiSubscribe": (ctypes.c_void_p, _CALLED, ctypes.c_void_p),
+    "cuptiUnsubscribe": (ctypes.c_void_p,),
+    "cuptiEnableCallback": (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
+}
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
@@ -100,38 +100,13 @@ def why_refused(error: Exception) -> str:
     return f"not read: {whose} profiler has CUPTI"
 
 
-class _Subscription:
-    """The process's subscription, by the functions of the library that cupti-python has loaded."""
-
-    def __init__(self, cupti: Any, called: Any) -> None:
-        from cupti._internal import cupti as loaded
-
-        self._cupti = cupti
-        self._functions: dict[str, int] = loaded._inspect_function_pointers()
-        self._handle = ctypes.c_void_p()
-        # cupti-python 13.4.0 has `subscribe_v2`, and fixes its allow_multiple_subscribers at 0.
-        subscribe = _SUBSCRIBE(self._functions["__cuptiSubscribe"])
-        self._check(subscribe(ctypes.addressof(self._handle), called, None))
-        self._enable = _ENABLE(self._functions["__cuptiEnableCallback"])
-
-    def _check(self, result: int) -> None:
-        if result:
-            raise self._cupti.cuptiError(result)
-
-    def enable(self, key: tuple[int, int], *, on: bool = True) -> None:
-        """Have a callback, of a domain and an id, or no longer."""
-        self._check(self._enable(on, self._handle, *key))
-
-    def end(self) -> None:
-        self._check(_UNSUBSCRIBE(self._functions["__cuptiUnsubscribe"])(self._handle))
-
-
 class Callbacks:
     """Hands CUPTI's callbacks to their receivers. It is subscribed while somebody needs CUPTI."""
 
     def __init__(self) -> None:
         self._cupti: Any = None
-        self._subscription: _Subscription | None = None
+        self._pointers: dict[str, int] = {}  # to the functions of the library
+        self._handle: ctypes.c_void_p | None = None  # while it is subscribed
         self._users = 0  # receivers that were added, and passes that hold CUPTI
         self._function = _CALLED(self._called)  # as C sees it; threads may call it at any time
         self._receivers: dict[tuple[int, int], tuple[_Receiver, ...]] = {}  # by domain and number
@@ -172,8 +147,8 @@ class Callbacks:
                 keys.append(key)
                 others = self._receivers.get(key, ())
                 self._receivers[key] = (*others, _Receiver(receive, name, begins, lost))
-                if not others and self._subscription is not None:
-                    self._subscription.enable(key)
+                if not others and self._handle is not None:
+                    self._call("cuptiEnableCallback", True, self._handle, *key)
         except cupti.cuptiError as error:
             end()
             raise NotCounted(why_refused(error)) from error
@@ -191,16 +166,29 @@ class Callbacks:
 
     def _open(self) -> Any:
         cupti = imported()
-        if self._subscription is None:
+        if self._handle is None:
+            handle = ctypes.c_void_p()
             # RuntimeError: there is no libcupti
             try:
-                self._subscription = _Subscription(cupti, self._function)
+                from cupti._internal import cupti as loaded
+
+                self._cupti, self._pointers = cupti, loaded._inspect_function_pointers()
+                # cupti-python 13.4.0 has `subscribe_v2`, which allows no other subscriber.
+                address = ctypes.addressof(handle)
+                self._call("cuptiSubscribe", address, self._function, None)
             except (cupti.cuptiError, ImportError, RuntimeError) as error:
                 raise NotCounted(why_refused(error)) from error
-            self._cupti = cupti
+            self._handle = handle
             _RaisedAgain.install()
         self._users += 1
         return cupti
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library that cupti-python has loaded. Raises its error."""
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, *_PARAMETERS[name])
+        result = prototype(self._pointers[f"__{name}"])(*arguments)
+        if result:
+            raise self._cupti.cuptiError(result)
 
     def _close(self) -> None:
         self._users -= 1
@@ -208,15 +196,15 @@ class Callbacks:
             self._unsubscribe()
 
     def _unsubscribe(self) -> None:
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
             with suppress(self._cupti.cuptiError):
-                subscription.end()
+                self._call("cuptiUnsubscribe", handle)
             _RaisedAgain.remove()
 
     def _before_fork(self) -> None:
         """Let CUPTI go: a child that starts CUDA under the parent's subscription crashes."""
-        if self._subscription is not None:
+        if self._handle is not None:
             self._unsubscribe()
             self._miss("the process forked")
 
@@ -239,9 +227,9 @@ class Callbacks:
             left = tuple(other for other in before if other.receive != receive)
             if left:
                 self._receivers[key] = left
-            elif self._subscription is not None:
+            elif self._handle is not None:
                 with suppress(self._cupti.cuptiError):  # after a lost context
-                    self._subscription.enable(key, on=False)
+                    self._call("cuptiEnableCallback", False, self._handle, *key)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:

@@ -65,35 +65,24 @@ def host_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, int]:
     return total, max(0, available)
 
 
-def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
-    """The CPUs of each NUMA node of the host; empty where the host does not report them."""
-    cpus = {}
-    for folder in sorted(system.glob("node[0-9]*")):
-        with suppress(OSError, ValueError):
-            cpus[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
-    return cpus
-
-
-def _cpus(listed: str) -> frozenset[int]:
-    """The CPUs in "0-3,8,10-11"."""
+def cpus_of(node: int | None, system: Path = _NODES) -> set[int]:
+    """The CPUs of a NUMA node, which has a list such as "0-3,8"; empty without such a node."""
     cpus: set[int] = set()
-    for piece in listed.strip().split(","):
-        if piece:
+    with suppress(OSError, ValueError):
+        for piece in (system / f"node{node}" / "cpulist").read_text().split(","):
             first, _, last = piece.partition("-")
             cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
+    return cpus
 
 
 @contextmanager
 def on_node(node: int | None, system: Path = _NODES) -> Iterator[int | None]:
     """As `DeviceMemory.near_host`. The kernel gives a page from the node of the CPU that touches it
     first, and page-locking touches."""
-    there = nodes(system)
-    if node is None or node not in there or not hasattr(os, "sched_setaffinity"):
-        yield None
-        return
-    before = os.sched_getaffinity(0)
-    cpus = before & there[node]
+    before: set[int] = set()
+    if hasattr(os, "sched_getaffinity"):
+        before = os.sched_getaffinity(0)
+    cpus = before & cpus_of(node, system)
     if not cpus:
         yield None
         return
