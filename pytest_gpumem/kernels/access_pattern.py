@@ -11,10 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
 
-_THREADS = 256
 _WORDS_PER_SECTOR = 8
 
 
@@ -31,10 +29,6 @@ def _permuted(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
 
 def _after_offset(call: Call) -> int:
     return call.arrays["odata"].size - int(call.scalars["offset"])
-
-
-def _offset_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return calls.grid(call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS)
 
 
 def _offset_accesses(call: Call) -> tuple[Access, ...]:
@@ -62,10 +56,6 @@ def _at_stride(call: Call) -> int:
     return calls.ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
 
 
-def _stride_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return calls.grid(call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS)
-
-
 def _stride_accesses(call: Call) -> tuple[Access, ...]:
     sectors = min(calls.SECTORS_SCATTERED, calls.SECTORS_COALESCED * int(call.scalars["stride"]))
     return _copied(call, _at_stride(call), sectors)
@@ -83,7 +73,7 @@ _SAME: calls.Check = calls.same_size("odata", "idata")
 _PERMUTED = Kernel(
     name="permuted_copy",
     parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
-    shape=calls.thread_per_element("odata", _THREADS),
+    shape=calls.thread_per_element("odata"),
     accesses=calls.whole(reads=("idata",), writes=("odata",)),
     source="access_pattern.cu",
     entry="permuted_copy<{dtype}>",
@@ -103,7 +93,7 @@ KERNELS = (
             Parameter("idata", Role.READ),
             Parameter("offset", Role.SCALAR, 0, least=0),
         ),
-        shape=_offset_shape,
+        shape=calls.enough_threads(_after_offset),
         accesses=_offset_accesses,
         entry="offset_copy<{dtype}>",
         reference=_offset,
@@ -119,7 +109,7 @@ KERNELS = (
             Parameter("idata", Role.READ),
             Parameter("stride", Role.SCALAR, 1, least=1),
         ),
-        shape=_stride_shape,
+        shape=calls.enough_threads(_at_stride),
         accesses=_stride_accesses,
         entry="stride_copy<{dtype}>",
         reference=_stride,

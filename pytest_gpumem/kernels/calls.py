@@ -11,15 +11,16 @@ from typing import Any, Literal, TypeAlias
 from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 
-Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]  # type of `Kernel.shape`
+Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
+Accesses: TypeAlias = Callable[[Call], tuple[Access, ...]]
+Check: TypeAlias = Callable[[Call], str | None]  # None, or one sentence that names the values
+Direction: TypeAlias = Literal["read", "write"]
+Arrays: TypeAlias = Mapping[str, Any]  # arrays of a module, by parameter name
+Scalars: TypeAlias = Mapping[str, int | float]  # by parameter name
 
-Check: TypeAlias = Callable[[Call], str | None]  # as in `Kernel.checks`
-
-WARP = 32  # threads of a warp
-
+WARP = 32  # threads
 SECTORS_COALESCED = 4.0
 """32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words."""
-
 SECTORS_SCATTERED = 32.0  # sectors of a request in which no two threads share one
 
 
@@ -35,19 +36,27 @@ def grid(call: Call, default: int, threads: int) -> LaunchShape:
     return LaunchShape(max(default, 1), threads)
 
 
-def thread_per_element(name: str, threads: int = 256) -> Shape:
-    """One thread to each element of the array `name`: the textbook launch, `(n + threads - 1) /
-    threads` blocks."""
+def enough_threads(count: Callable[[Call], int], threads: int = 256) -> Shape:
+    """At least `count` threads, in blocks of `threads`."""
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-        return grid(call, ceil_div(call.arrays[name].size, threads), threads)
+        return grid(call, ceil_div(count(call), threads), threads)
 
     return shape
 
 
+def thread_per_element(name: str, threads: int = 256) -> Shape:
+    """One thread to each element of the array `name`: the textbook launch."""
+
+    def size(call: Call) -> int:
+        return call.arrays[name].size
+
+    return enough_threads(size, threads)
+
+
 def touch(
     name: str,
-    direction: Literal["read", "write"],
+    direction: Direction,
     call: Call,
     *,
     elements: int | None = None,
@@ -56,8 +65,7 @@ def touch(
     **traits: bool,
 ) -> Access:
     """Return an access to `elements` distinct elements of an array (default: all), requested
-    `requests` times in total (default: once each). `traits`: flags of `Access`.
-    """
+    `requests` times in total (default: once each). `traits`: flags of `Access`."""
     array = call.arrays[name]
     if elements is None:
         elements = array.size
@@ -73,7 +81,7 @@ def touch(
     )
 
 
-def whole(reads: Sequence[str], writes: Sequence[str]) -> Callable[[Call], tuple[Access, ...]]:
+def whole(reads: Sequence[str], writes: Sequence[str]) -> Accesses:
     """Return the accesses of a kernel that touches each element of these arrays once."""
 
     def accesses(call: Call) -> tuple[Access, ...]:
@@ -82,9 +90,6 @@ def whole(reads: Sequence[str], writes: Sequence[str]) -> Callable[[Call], tuple
         return tuple(touched)
 
     return accesses
-
-
-# Checks: None, or one sentence that names the values.
 
 
 def same_size(*names: str) -> Check:
@@ -118,14 +123,8 @@ def in_element_type(name: str) -> Check:
     return check
 
 
-Arrays: TypeAlias = Mapping[str, Any]  # arrays of a module, by parameter name
-
-Scalars: TypeAlias = Mapping[str, int | float]  # scalars by parameter name
-
-
 def module_of(array: Any) -> Any:
-    """The module that an array comes from, `numpy` or `cupy`: the array exists, so it has been
-    imported."""
+    """The module that an array comes from, `numpy` or `cupy`, which has been imported."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
@@ -135,8 +134,7 @@ def element(value: int | float, array: Any) -> Any:
 
 
 def scaled(array: Any, value: int | float) -> Any:
-    """Return a new array with each element times a scalar. In CuPy `array * scalar` imports SciPy,
-    which takes a quarter of a second."""
+    # In CuPy `array * scalar` imports SciPy, which takes a quarter of a second.
     return module_of(array).multiply(array, element(value, array))
 
 
@@ -146,14 +144,11 @@ def filled_like(array: Any, value: int | float) -> Any:
 
 
 def requested_bytes(accesses: Sequence[Access]) -> int:
-    """Return the bytes that the threads of a launch request, repeats counted."""
     return sum(access.requested for access in accesses)
 
 
 def sectors_per_request(accesses: Sequence[Access]) -> float:
-    """Return the mean sectors of the requests of a launch: 4 if all are coalesced, up to 32.
-    Raises `ValueError`: no access requests anything.
-    """
+    """Return the mean sectors of the requests of a launch: 4 if all are coalesced, up to 32."""
     requested = requested_bytes(accesses)
     if not requested:
         raise ValueError("no access asks for a byte: no request has sectors")

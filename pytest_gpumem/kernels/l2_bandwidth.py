@@ -10,12 +10,10 @@ from typing import Any
 
 from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, grid, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
-from pytest_gpumem.kernels.stream import itself, tile_sums
+from pytest_gpumem.kernels.stream import itself, tile_sums, whole_tiles
 from pytest_gpumem.records.device import DeviceFacts
 
-TILE_BYTES = (
-    4096  # a warp reads them at once, a sum is over them: 32 lanes with 8 loads of 16 bytes
-)
+TILE_BYTES = 4096  # of a sum; a warp reads them at once: 32 lanes with 8 loads of 16 bytes
 
 _THREADS = 256
 _BLOCKS_PER_SM = 4  # as many as the source leaves the registers for
@@ -41,17 +39,6 @@ def _accesses(call: Call) -> tuple[Access, ...]:
         touch("a", "read", call, requests=call.arrays["a"].size * _repeats(call)),
         touch("sums", "write", call, elements=_sums(call)),
     )
-
-
-def _check(call: Call) -> str | None:
-    a, sums = call.arrays["a"], call.arrays["sums"]
-    if a.nbytes % TILE_BYTES:
-        size = f"a has {a.nbytes} bytes, which is no multiple of that"
-        return f"l2_read adds up tiles of {TILE_BYTES} bytes; {size}"
-    if sums.size < _sums(call):
-        size = f"sums needs {_sums(call)} elements, it has {sums.size}"
-        return f"l2_read gives {_repeats(call)} sums for each {TILE_BYTES} bytes of a: {size}"
-    return None
 
 
 def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
@@ -110,6 +97,6 @@ KERNELS = (
         section=(
             "Read bandwidth of L2: a footprint read over and over (after gpu-benches, gpu-l2-cache)"
         ),
-        checks=(_check,),
+        checks=(whole_tiles("l2_read", "a", TILE_BYTES),),
     ),
 )

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch
+from pytest_gpumem.kernels.calls import (
+    SECTORS_SCATTERED,
+    Accesses,
+    Arrays,
+    Direction,
+    Scalars,
+    filled_like,
+    touch,
+)
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -25,20 +33,21 @@ def _nodes(call: Call) -> int:
     return call.arrays["nodes"].size // _WORDS
 
 
-def _walk(call: Call, **traits: bool) -> Access:
-    # A 4-byte index a node, each in a sector of its own: a walk occupies eight times its footprint.
-    steps = _steps(call)
-    nodes = min(steps, _nodes(call))
-    return touch(
-        "nodes",
-        "read",
-        call,
-        elements=nodes,
-        requests=steps,
-        sectors=SECTORS_SCATTERED,
-        dependent=True,
-        **traits,
-    )
+def _accesses(*of_out: Direction, **traits: bool) -> Accesses:
+    """Return the accesses of a walk. `of_out`: what it does with the index of the node reached."""
+
+    def accesses(call: Call) -> tuple[Access, ...]:
+        # A 4-byte index a node, each in another sector: a walk occupies eight times its footprint.
+        steps = _steps(call)
+        nodes = min(steps, _nodes(call))
+        sectors = SECTORS_SCATTERED
+        traits["dependent"] = True
+        walk = touch(
+            "nodes", "read", call, elements=nodes, requests=steps, sectors=sectors, **traits
+        )
+        return (walk, *(touch("out", direction, call) for direction in of_out))
+
+    return accesses
 
 
 def _check(call: Call) -> str | None:
@@ -60,9 +69,7 @@ def _starts_inside(call: Call) -> str | None:
 
 
 def _reached(nodes: Any, node: int, steps: int) -> int:
-    """Return the node reached, by squaring the map from node to next node: log2(steps) gathers.
-    Raises `ValueError`: an index points outside the nodes; they hold no cycle.
-    """
+    """Return the node reached, by squaring the map from node to next node: log2(steps) gathers."""
     jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
     if int(jump.min()) < 0 or int(jump.max()) >= jump.size:
         indices = f"indices from {int(jump.min())} to {int(jump.max())}"
@@ -91,18 +98,6 @@ def _single_thread(_facts: DeviceFacts, _call: Call) -> LaunchShape:
     return LaunchShape(1, 1)
 
 
-def _accesses(call: Call) -> tuple[Access, ...]:
-    return _walk(call), touch("out", "write", call)
-
-
-def _accesses_through_l1(call: Call) -> tuple[Access, ...]:
-    return _walk(call, through_l1=True), touch("out", "write", call)
-
-
-def _onward_accesses(call: Call) -> tuple[Access, ...]:
-    return _walk(call, onward=True), touch("out", "read", call), touch("out", "write", call)
-
-
 def _arguments(call: Call) -> tuple[str | int, ...]:
     return "nodes", "out", _steps(call), int(call.scalars["start"])
 
@@ -122,7 +117,7 @@ _CHASE = Kernel(
         Parameter("start", Role.SCALAR, 0, least=0),
     ),
     shape=_single_thread,
-    accesses=_accesses,
+    accesses=_accesses("write"),
     source="latency.cu",
     entry=f"chase<{NODE_BYTES}>",
     reference=_reference,
@@ -139,7 +134,7 @@ KERNELS = (
     replace(
         _CHASE,
         name="chase_l1",
-        accesses=_accesses_through_l1,
+        accesses=_accesses("write", through_l1=True),
         entry=f"chase_l1<{NODE_BYTES}>",
         section=_SECTION + "the same walk, with loads through L1",
     ),
@@ -152,7 +147,7 @@ KERNELS = (
             Parameter("out", Role.UPDATE),
             Parameter("steps", Role.SCALAR, least=1),
         ),
-        accesses=_onward_accesses,
+        accesses=_accesses("read", "write", onward=True),
         entry=f"chase_onward<{NODE_BYTES}>",
         reference=_onward_reference,
         launch_arguments=_onward_arguments,

@@ -35,10 +35,7 @@ class SourceMissing(FileNotFoundError):
 
 
 def folder() -> Path:
-    """The folder that holds the `.cu` files: the copy shipped in the wheel, else the checkout's
-    `kernels/`, as for an editable install.
-    Raises `SourceMissing`: there is neither.
-    """
+    """Return the folder of the `.cu` files: of the wheel, else of the checkout."""
     shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"
     for candidate in (shipped, checkout):
         if any(candidate.glob("*.cu")):
@@ -50,9 +47,7 @@ def folder() -> Path:
 
 
 def read(name: str) -> str:
-    """Text of the source file `name`, such as "stream.cu".
-    Raises `SourceMissing`: there is no such file; the message names the folder and what is in it.
-    """
+    """Return the text of a source file, such as "stream.cu"."""
     path = folder() / name
     try:
         return path.read_text(encoding="utf-8")
@@ -64,6 +59,5 @@ def read(name: str) -> str:
 
 
 def fingerprint(name: str) -> str:
-    """SHA-256 of a source's text, in hexadecimal: equal fingerprints mean the same code, wherever
-    it was read from."""
+    """Return the SHA-256 of a source's text, in hexadecimal."""
     return hashlib.sha256(read(name).encode("utf-8")).hexdigest()

@@ -42,22 +42,16 @@ def tile_bytes(kernel: str) -> int:
 
 
 def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
-    """Return the threads of a block, and the vectors of each array that a thread handles at once,
-    for a kernel that reads `sources` arrays and writes another: the fewest vectors with which full
-    SMs keep peak bandwidth x latency bytes in flight.
-    """
+    """Return the threads of a block, and the vectors of each of `sources` arrays that a thread
+    reads at once: the fewest with which full SMs keep peak bandwidth x latency bytes in flight."""
     if sources == 0:
         return 512, 2
-    large = 512
-    if facts.max_threads_per_sm % 1024 == 0:
-        large = 1024
+    large = 512 if facts.max_threads_per_sm % 1024 else 1024
     in_flight = facts.sm_count * facts.max_threads_per_sm * sources * VECTOR_BYTES
     vectors = 1
     while vectors < 4 and vectors * in_flight < facts.dram_peak * MEMORY_LATENCY:
         vectors *= 2
-    if sources == 1:
-        return 256, vectors
-    return large, vectors
+    return (256 if sources == 1 else large), vectors
 
 
 def _map(
@@ -131,21 +125,25 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         entry=f"{name}<{{dtype}}, {REDUCE_THREADS}, {vectors}>",
         reference=reference,
         section=f"{_SECTION}: {name}",
-        checks=(calls.same_size(*sources), _whole_tiles(name, sources[0], tile)),
+        checks=(calls.same_size(*sources), whole_tiles(name, sources[0], tile)),
         relative_tolerance=1e-5,
     )
 
 
-def _whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
+def whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
+    """`source` has whole tiles, and `sums` an element for each, as often as it is read."""
+
     def check(call: Call) -> str | None:
         array, sums = call.arrays[source], call.arrays["sums"]
         if array.nbytes % tile:
             size = f"{source} has {array.nbytes} bytes, which is no multiple of that"
             return f"{kernel} adds up tiles of {tile} bytes; {size}"
-        needed = array.nbytes // tile
+        repeats = int(call.scalars.get("repeats", 1))
+        needed = array.nbytes // tile * repeats
         if sums.size < needed:
+            given = f"{repeats} sums" if repeats > 1 else "one sum"
             size = f"sums needs {needed} elements, it has {sums.size}"
-            return f"{kernel} gives one sum for each {tile} bytes of {source}: {size}"
+            return f"{kernel} gives {given} for each {tile} bytes of {source}: {size}"
         return None
 
     return check

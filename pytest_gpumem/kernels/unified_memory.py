@@ -7,24 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
 
 PAGE_BYTES = 64 * 1024
 """Bytes that a warp of `init_warp_per_page` touches by default: the size of the text, and of the
 driver's basic migration block."""
 SMALLEST_PAGE, LARGEST_PAGE = 4 * 1024, 2 * 1024 * 1024  # pages that a GPU or its host can have
 
-_THREADS = 256
-
 
 def _page(call: Call) -> int:
     return int(call.scalars.get("page", PAGE_BYTES))
 
 
-def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    pages = calls.ceil_div(call.arrays["x"].nbytes, _page(call))
-    return calls.grid(call, calls.ceil_div(pages, _THREADS // calls.WARP), _THREADS)
+def _warp_per_page(call: Call) -> int:
+    return calls.WARP * calls.ceil_div(call.arrays["x"].nbytes, _page(call))
 
 
 def _sum(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
@@ -60,7 +56,7 @@ def _is_page(call: Call) -> str | None:
 _INIT = Kernel(
     name="init",
     parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0)),
-    shape=calls.thread_per_element("x", _THREADS),
+    shape=calls.thread_per_element("x"),
     accesses=calls.whole(reads=(), writes=("x",)),
     source="unified_memory.cu",
     entry="init<{dtype}>",
@@ -74,7 +70,7 @@ KERNELS = (
     Kernel(
         name="add",
         parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
-        shape=calls.thread_per_element("y", _THREADS),
+        shape=calls.thread_per_element("y"),
         accesses=calls.whole(reads=("x", "y"), writes=("y",)),
         source="unified_memory.cu",
         entry="add<{dtype}>",
@@ -87,7 +83,7 @@ KERNELS = (
         _INIT,
         name="init_warp_per_page",
         parameters=(*_INIT.parameters, Parameter("page", Role.SCALAR, PAGE_BYTES)),
-        shape=_warp_per_page,
+        shape=calls.enough_threads(_warp_per_page),
         accesses=_pages_written,
         entry="init_warp_per_page<{dtype}>",
         launch_arguments=_per_page_arguments,
