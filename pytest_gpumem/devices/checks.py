@@ -135,13 +135,3 @@ def fixed_by_mps(amount: str) -> str:
         f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its "
         f"environment: {amount} ({set_to} in this process)"
     )
-
-
-def nodes_of(allocation: Allocation, node_bytes: int) -> int:
-    """Return the number of nodes of a cycle that fills an allocation."""
-    if node_bytes % 4 or node_bytes <= 0:
-        raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")
-    nodes = allocation.nbytes // node_bytes
-    if not 0 < nodes < 2**31:
-        raise DeviceError(f"{nodes} nodes of {node_bytes} bytes: 1 to 2^31 - 1 are possible")
-    return nodes

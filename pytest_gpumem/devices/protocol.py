@@ -236,10 +236,8 @@ class Content(Protocol):
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         """Fill as `values.fill`."""
 
-    def fill_cycle(
-        self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
-    ) -> None:
-        """Fill with a random cycle: the first 4 bytes of a node are the next node's index."""
+    def fill_cycle(self, allocation: Allocation, stream: Stream) -> None:
+        """Fill with a random cycle of `kernels.latency`."""
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         """Fill with bytes 0xFF (NaN, or -1), so that an unwritten output shows."""

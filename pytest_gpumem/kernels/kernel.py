@@ -134,10 +134,8 @@ class Kernel:
     """Cycles of an SM for all requests of a launch, where they can decide its time: for each line
     of 128 bytes that a request touches, and each access to shared memory and bank conflict. Of a
     kernel that computes more than it moves: the cycles of its arithmetic."""
-    content: Mapping[str, str] = field(default_factory=dict)
-    """Content that a parameter needs in place of random data: "cycle" for a pointer chase."""
-    node_bytes: int = 64
-    """Bytes from node to node, for a parameter whose content is "cycle"."""
+    cycle: str | None = None
+    """Parameter that needs a random cycle in place of random data, for a pointer chase."""
 
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
         """Return the C++ name expression to compile: "triad<float, 1>"."""

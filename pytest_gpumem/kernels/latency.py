@@ -54,6 +54,8 @@ def _check(call: Call) -> str | None:
     nodes, out = call.arrays["nodes"], call.arrays["out"]
     if nodes.size % _WORDS:
         return f"nodes has {nodes.nbytes} bytes, which is no multiple of a node's {NODE_BYTES}"
+    if _nodes(call) >= 2**31:
+        return f"nodes has {_nodes(call)} nodes, which is more than a 32-bit index can number"
     if out.size != 1:
         return f"out takes one index, it has {out.size} elements"
     if call.blocks not in (None, 1):
@@ -126,7 +128,7 @@ _CHASE = Kernel(
     section=_SECTION + "the same walk at every launch",
     checks=(_check, _starts_inside),
     accesses_per_launch=_steps,
-    content={"nodes": "cycle"},
+    cycle="nodes",
 )
 
 KERNELS = (
@@ -157,8 +159,9 @@ KERNELS = (
 )
 
 
-def random_cycle(nodes: int, seed: int) -> Any:
-    """For each node the next one, as 32-bit integers: a single random cycle through all nodes."""
+def random_cycle(nodes: int, seed: int = 1) -> Any:
+    """Return the next node of each, as 32-bit integers: a single random cycle through all nodes.
+    The default `seed` gives the same walk in every test."""
     order = np.random.default_rng(seed).permutation(nodes).astype(np.int32)
     following = np.empty(nodes, dtype=np.int32)
     following[order] = np.roll(order, -1)

@@ -18,8 +18,6 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import format_bytes
 
-CYCLE_SEED = 1  # seed of the cycle that a pointer chase walks: the same walk in every test
-
 
 class BadCall(ValueError):
     """A kernel or a measurement was called with arguments that do not fit."""
@@ -76,7 +74,7 @@ class BoundKernel:
         buffers, values = self.arguments(arguments, scalars)
         self.call(buffers, values)
         self.fill(buffers, self.stream)
-        if self.kernel.content:
+        if self.kernel.cycle is not None:
             # An index out of bounds would end the context.
             self.expected({name: b.view() for name, b in buffers.items()}, values)
         self.device.kernels.launch(self.launch(buffers, values), self.stream)
@@ -152,14 +150,13 @@ class BoundKernel:
 
     def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
         """Fill arguments with the content that the kernel needs, unless the user may have."""
-        for name, content in self.kernel.content.items():
-            buffer = buffers[name]
-            if content == "cycle" and not buffer.written:
-                self.device.content.fill_cycle(
-                    buffer.allocation, self.kernel.node_bytes, CYCLE_SEED, stream
-                )
-                self.device.streams.synchronize(stream)
-                buffer.written = True
+        if self.kernel.cycle is None:
+            return
+        buffer = buffers[self.kernel.cycle]
+        if not buffer.written:
+            self.device.content.fill_cycle(buffer.allocation, stream)
+            self.device.streams.synchronize(stream)
+            buffer.written = True
 
     def expected(
         self, arrays: Mapping[str, Any], values: Mapping[str, int | float]

@@ -9,7 +9,7 @@ import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices import values
-from pytest_gpumem.devices.checks import check_copy, nodes_of
+from pytest_gpumem.devices.checks import check_copy
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import CONTENT_SOURCE, Compiler, KernelCall, fill, mismatch
@@ -18,7 +18,7 @@ from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream
 from pytest_gpumem.kernels.kernel import LaunchShape
-from pytest_gpumem.kernels.latency import random_cycle
+from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
 from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 256
@@ -73,19 +73,16 @@ class CudaContent:
         call = KernelCall(self._functions[entry], shape, arguments, f"launching {entry}")
         call.queue(stream)
 
-    def fill_cycle(
-        self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
-    ) -> None:
-        nodes = nodes_of(allocation, node_bytes)
-        following = np.ascontiguousarray(random_cycle(nodes, seed), dtype=np.int32)
-        words = node_bytes // 4
+    def fill_cycle(self, allocation: Allocation, stream: Stream) -> None:
+        nodes, words = allocation.nbytes // NODE_BYTES, NODE_BYTES // 4
+        following = np.ascontiguousarray(random_cycle(nodes), dtype=np.int32)
         if not allocation.address:
             _wait(stream)
             places.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
             return
         # One word of each node: rows of 4 bytes, as far apart as the nodes.
         address, source = allocation.address, following.ctypes.data
-        result = R.cudaMemcpy2DAsync(address, node_bytes, source, 4, 4, nodes, _ANY, stream.handle)
+        result = R.cudaMemcpy2DAsync(address, NODE_BYTES, source, 4, 4, nodes, _ANY, stream.handle)
         check(result, "writing a cycle")
         _wait(stream)
 

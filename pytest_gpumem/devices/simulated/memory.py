@@ -19,7 +19,7 @@ from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
 from pytest_gpumem.kernels.kernel import Access
-from pytest_gpumem.kernels.latency import random_cycle
+from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
 from pytest_gpumem.records.what_ran import Step, StepKind
 from pytest_gpumem.units import GiB, KiB, MiB
 
@@ -211,14 +211,13 @@ class SimulatedContent(Facet, protocol.Content):
         target = prefix(allocation, values.plain_type(dtype)[0], allocation.nbytes)
         self._fill(allocation, partial(values.fill, target, seed), stream)
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Any) -> None:
-        checks.nodes_of(allocation, node_bytes)
-        words = node_bytes // 4
+    def fill_cycle(self, allocation: Allocation, stream: Any) -> None:
+        words = NODE_BYTES // 4
         nodes = prefix(allocation, "i4", allocation.nbytes)
         nodes = nodes[: len(nodes) // words * words].reshape(-1, words)
 
         def fill() -> None:
-            nodes[:, 0] = random_cycle(len(nodes), seed)
+            nodes[:, 0] = random_cycle(len(nodes))
 
         self._fill(allocation, fill, stream)
 
