@@ -100,7 +100,8 @@ def copy_with(number: int, folder: str) -> None:
     for copied in COPIED:
         source, target = ROOT / copied, Path(folder, copied)
         if source.is_dir():
-            shutil.copytree(source, target)
+            # A process beside this one may write bytecode, under another name at first.
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             shutil.copyfile(source, target)
     file = Path(folder, "pytest_gpumem", name)

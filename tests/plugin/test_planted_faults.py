@@ -1,7 +1,7 @@
 """Whole sessions and gates, drawn at random, with a planted regression, a lost measurement or a looser limit: none is green without a word,
 none unchanged is red.
 
-    DRAWS=300 python -m pytest tests/plugin/test_planted_faults.py -n auto         # more of them; 25 by default, and a fifth as many gates
+    FIRST=25 DRAWS=300 python -m pytest tests/plugin/test_planted_faults.py -n auto
 
 A draw is a kind of limit, where it is written, what happened to the test, how it was left out, whether there is a baseline, and how pytest
 runs; of a gate also what its change accepts. The seed of a draw is its number.
@@ -24,8 +24,8 @@ from sessions import SIMULATED, Run, gate_result, slower
 
 from pytest_gpumem.cli import main
 
-DRAWS = int(os.environ.get("DRAWS", "25"))
-GATES = DRAWS // 5
+FIRST, DRAWS = int(os.environ.get("FIRST", "0")), int(os.environ.get("DRAWS", "25"))
+"""Variables draw others than the first 25, and than a fifth as many gates."""
 
 TIME, LATENCY, PEAK, COPIED = (
     "max_regression",
@@ -186,7 +186,7 @@ def target(document: dict[str, Any]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(DRAWS))
+@pytest.mark.parametrize("seed", range(FIRST, DRAWS))
 def test_a_planted_fault_is_never_green_in_silence(
     pytester: pytest.Pytester, session: Run, seed: int
 ) -> None:
@@ -354,7 +354,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     return saved_project(tmp_path_factory.mktemp("saved"), programs, files)
 
 
-@pytest.mark.parametrize("seed", range(GATES))
+@pytest.mark.parametrize("seed", range(FIRST // 5, DRAWS // 5))
 def test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone(
     saved: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
