@@ -79,11 +79,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 @pytest.fixture
 def little_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the simulated device computes decides no time."""
     from pytest_gpumem.devices.simulated import memory
 
     for name in ("BACKED_BYTES", "PREFIX_BYTES"):
-        monkeypatch.setattr(memory, name, 1 << 14)
+        monkeypatch.setattr(memory, name, 1 << 14)  # its results decide no time, and take some
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
 
@@ -18,11 +18,12 @@ class CountedDevice(SimulatedDevice):
     """An H100 that knows what is allocated on it and what was launched.
 
     Args:
+        sheet: another datasheet.
         changes: fields of the datasheet that are to differ.
     """
 
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(replace(DATASHEETS["h100"], **changes))
+    def __init__(self, sheet: Datasheet = DATASHEETS["h100"], **changes: Any) -> None:
+        super().__init__(replace(sheet, **changes))
         self.live: list[Allocation] = []
         """Allocations that nobody has freed, oldest first."""
         self.launched: list[Launch] = []
@@ -55,7 +56,7 @@ class CountedDevice(SimulatedDevice):
             note(*arguments, **options)
             return verb_itself(*arguments, **options)
 
-        setattr(owner, name, noted)
+        replaced(owner, **{name: noted})
 
     def bytes_of(self, allocation: Allocation) -> bytes:
         """The bytes that are backed."""
@@ -65,7 +66,7 @@ class CountedDevice(SimulatedDevice):
 def replaced(facet: object, **methods: Callable[..., Any]) -> None:
     """Put methods in the place of a facet's own."""
     for name, method in methods.items():
-        setattr(facet, name, method)
+        setattr(facet, name, method)  # by itself the simulated device never fails
 
 
 def failing(

@@ -85,6 +85,7 @@ def gpumem(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     """Runs `gpumem explain` with tools that print a file, as if there were a GPU; no pytest runs."""
     differs = {"test_a.py::test_copy": ["kernel copy: block 256 → 128"]}
     for name, answer in (("choose", None), ("ran_differently", differs)):
+        # Without a GPU nothing is chosen; what ran has the test above.
         monkeypatch.setattr(explain, name, lambda *_, answer=answer: answer)
     tools = tmp_path / "bin"
     tools.mkdir()

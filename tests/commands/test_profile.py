@@ -30,6 +30,7 @@ def gpumem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
         if name.startswith(("GPUMEM", "NVTX")):
             monkeypatch.delenv(name)
     state = SimpleNamespace(tests=(TRIAD,))
+    # It would collect in a process each time; tests/plugin/test_gpumem_profile.py does.
     monkeypatch.setattr(profile, "select", lambda *_: state.tests)
 
     def run(

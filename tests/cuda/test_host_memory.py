@@ -73,6 +73,7 @@ def test_host_memory_is_compared_on_the_device_where_it_fits(
     buffers = [pinned_buffer(MiB, "f4", mapped=False), pageable_buffer(MiB, "f4")]
     wanted = [(buffer.allocation, "f4", buffer.size) for buffer in buffers]
     for library, share in ((cupy, 6), (np, 2**40)):
+        # No test can fill the memory of a GPU that others use.
         monkeypatch.setattr(content, "_WORKING_COPIES", share)
         copies = gpu_device.content.copies(wanted)
         assert [type(one) for one in copies] == [library.ndarray] * 2

@@ -15,24 +15,28 @@ import pytest
 pytestmark = pytest.mark.usefixtures("free_gpu")
 
 SUITE = Path(__file__).parents[1] / "memory"
-WINDOWS = """
+PLUGIN = """
 import pytest
 from pytest_gpumem.memory import l2, window_request
 
 @pytest.fixture(autouse=True)
 def loses(request, gpu_device, monkeypatch):
+    put = monkeypatch.setattr  # what is missing is what these tests are about
+    {}
+"""
+WINDOWS = PLUGIN.format("""
     name = request.node.name
     if "[graph]" in name:
         capture = gpu_device.graphs.capture
-        monkeypatch.setattr(gpu_device.graphs, "capture", lambda stream, body, window=None: capture(stream, body))
+        put(gpu_device.graphs, "capture", lambda stream, body, window=None: capture(stream, body))
     elif "[launch]" in name:
         launch = gpu_device.kernels.launch
-        monkeypatch.setattr(gpu_device.kernels, "launch", lambda work, stream, window=None: launch(work, stream))
+        put(gpu_device.kernels, "launch", lambda work, stream, window=None: launch(work, stream))
     elif "[persisting-normal]" in name:
-        monkeypatch.setattr(window_request, "_offset", lambda buffer, offset: 0)
+        put(window_request, "_offset", lambda buffer, offset: 0)
     elif "[streaming-streaming]" in name:
-        monkeypatch.setattr(window_request, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
-"""
+        put(window_request, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
+""")
 RED = [
     "on_a_launch_gains_too[graph]",
     "on_a_launch_gains_too[launch]",
@@ -92,7 +96,7 @@ def test_windows_that_are_lost_turn_the_suite_red(tmp_path: Path) -> None:
 
 LOST = {
     "windows": (
-        'monkeypatch.setattr(gpu_device.l2, "set_window", lambda stream, window: None)',
+        'put(gpu_device.l2, "set_window", lambda stream, window: None)',
         [
             "lookup_table_stays_in_l2",
             "lookup_table_stays_in_l2_of_a_busy_gpu",
@@ -101,29 +105,19 @@ LOST = {
         ],
     ),
     "a set-aside": (
-        'request = gpu_device.l2.request_set_aside; monkeypatch.setattr(gpu_device.l2, "request_set_aside", lambda n: request(0) or n)',
+        'request = gpu_device.l2.request_set_aside; put(gpu_device.l2, "request_set_aside", lambda n: request(0) or n)',
         ["a_set_aside_that_nothing_uses_slows_a_saturated_kernel"],
     ),
     "the fit of hit ratios": (
-        'monkeypatch.setattr(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)',
+        'put(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)',
         ["a_fitted_hit_ratio_avoids_thrashing"],
     ),
     "resets": (
-        'monkeypatch.setattr(l2.PersistingStream, "reset", lambda self, by="context": None)',
+        'put(l2.PersistingStream, "reset", lambda self, by="context": None)',
         [f"a_reset_gives_the_next_kernel_all_of_l2[by the {way}]" for way in ("window", "context")],
     ),
 }
 """What is taken out of this package, and the tests that turn red. They skip on the simulated device."""
-
-
-PLUGIN = """
-import pytest
-from pytest_gpumem.memory import l2, window_request
-
-@pytest.fixture(autouse=True)
-def loses(gpu_device, monkeypatch):
-    {}
-"""
 
 
 @pytest.mark.parametrize("lost", LOST)

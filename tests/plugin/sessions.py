@@ -76,6 +76,7 @@ from pytest_gpumem.devices.simulated.roofline import Roofline
 @pytest.fixture(autouse=True)
 def _slower(request, monkeypatch):
     factor, kernel = {factor}, Roofline.kernel
+    # The change that a gate is to find.
     monkeypatch.setattr(Roofline, "kernel", lambda self, *given: kernel(self, *given) * factor)
 """
 

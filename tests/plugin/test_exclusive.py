@@ -25,6 +25,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own folder, as a login makes it."""
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
+    # As older versions give it: newer ones refuse by themselves what others can write to.
     monkeypatch.setattr(module, "user_runtime_path", lambda name, appauthor: folder / name)
     return folder
 

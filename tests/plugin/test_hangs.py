@@ -9,8 +9,9 @@ import pytest
 from sessions import SIMULATED, TRIAD, Run, rows_in
 
 MODULE = f"""
-import ctypes, os, signal, sys, time
+import ctypes, functools, os, signal, sys, time
 import pytest
+from pytest_gpumem import Case
 
 # Both wait in C and look at no signal; the first one releases the interpreter's lock, as a wait for a GPU does.
 def released(): wait_for_itself(ctypes.CDLL(None))
@@ -28,14 +29,11 @@ def test_last(gpu_benchmark, device_buffer, gpu_kernels): test_triad(gpu_benchma
 """
 CULPRIT = """
 @pytest.mark.gpumem(timeout="{timeout}")
-def test_{name}(gpu_device, gpu_benchmark, device_buffer, gpu_kernels, monkeypatch):
-    conditions = gpu_device.conditions
+def test_{name}(gpu_benchmark):
+    @functools.cache
     def during():
-        monkeypatch.undo()
         {during}
-        return conditions()
-    monkeypatch.setattr(gpu_device, "conditions", during)
-    test_triad(gpu_benchmark, device_buffer, gpu_kernels)
+    gpu_benchmark.case(lambda memory: Case(during, reference=during))
 """
 HINT = "*gpumem: test_it.py::test_culprit: a measurement did not end within 0.505 s (--gpumem-timeout)*--gpumem-isolate*"
 STACK = [

@@ -109,22 +109,6 @@ def test_window(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer,
     )
 
 
-def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:
-    body = """
-def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
-    work = staged_copy(2, MiB)
-    monkeypatch.setattr(gpu_device.kernels, "launch", lambda launch, stream: None)
-    gpu_benchmark(work)
-"""
-    result = run(body)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*WrongResult: staged elementwise: * elements are wrong after one launch on poisoned outputs; the first is element 0*"
-        ]
-    )
-
-
 def test_kinds_and_peers(run: Run) -> None:
     body = """
 def test_kinds(memory_kind, pinned_buffer, device_buffer, pooled_buffer, pageable_buffer):

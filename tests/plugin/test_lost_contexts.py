@@ -20,7 +20,7 @@ LOSING = """
         for facet in (device.streams, device.l2, device.content, device.kernels, device.graphs):
             for name in dir(facet):
                 if not name.startswith("_") and name not in ("close", "clear") and callable(getattr(facet, name)):
-                    setattr(facet, name, lost)
+                    setattr(facet, name, lost)  # a model loses none
         device.memory.allocate = device.memory.scatter = device.memory.make_room = device.conditions = device.close = lost
 """
 """A conftest: how a test loses the context of the simulated device."""

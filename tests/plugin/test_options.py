@@ -119,6 +119,7 @@ def without_gpu(session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     def no_gpu(index: int) -> None:
         raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
 
+    # CUDA keeps its GPUs once it is initialised.
     monkeypatch.setattr(opening, "_cuda", no_gpu)
     return session
 

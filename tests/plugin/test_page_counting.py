@@ -89,41 +89,6 @@ def test_faulting(gpu_benchmark, gpu_kernels, managed_buffer):
         result.stdout.fnmatch_lines([f"*test_faulting*above {limit[7:].partition('=')[0]} 0*"])
 
 
-def test_a_limit_that_cannot_be_counted_is_never_a_pass(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makeconftest(
-        """
-from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.simulated.device import SimulatedCounters
-import pytest
-
-def refuse(self, work):
-    raise NotCounted("cupti-python cannot be imported")
-
-@pytest.fixture(autouse=True)
-def uncounted(monkeypatch):
-    monkeypatch.setattr(SimulatedCounters, "pages", refuse)
-"""
-    )
-    pytester.makepyfile(
-        ADD
-        + """
-@pytest.mark.gpumem(max_gpu_page_faults=1000000)
-def test_limited(gpu_benchmark, gpu_kernels, managed_buffer):
-    assert add(gpu_benchmark, gpu_kernels, managed_buffer).counts.not_counted == "cupti-python cannot be imported"
-"""
-    )
-    result = gpumem()
-    result.assert_outcomes(passed=1)
-    assert "UNDECIDED" in said(result)
-    assert (
-        "max_gpu_page_faults 1000000 (marker) cannot be judged: cupti-python cannot be imported"
-        in said(result)
-    )
-    gpumem("--gpumem-strict").assert_outcomes(failed=1)
-
-
 def test_counts_are_in_the_json(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         ADD

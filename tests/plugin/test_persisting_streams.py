@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from sessions import Run
+
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 
 THRASHING = "*Thrashing: thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other*"
 
@@ -85,33 +90,32 @@ def test_an_array_of_another_library_stands_for_its_buffer(
         """
         import numpy
 
-        def test_array(device_buffer, persisting_stream, gpu_device, monkeypatch):
-            # No library of this machine sees the memory of a device; which array stands for it does not matter here.
-            monkeypatch.setattr(gpu_device.memory, "guest", lambda allocation, dtype, shape, like: numpy.ones(4))
-            array = device_buffer("8 MiB", like=numpy)
-            with persisting_stream(array) as stream:
-                assert stream.window.nbytes == 8 << 20
-                assert stream.handle
+        def test_array(managed_buffer, persisting_stream):  # NumPy sees no memory of a device
+            with persisting_stream(managed_buffer("8 MiB", like=numpy)):
+                pass
         """
     )
-    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1)
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(failed=1)
+    needs = "*BadWindow: a persisting window needs a buffer of device memory"
+    result.stdout.fnmatch_lines([f"{needs}, not <managed buffer, 8 MiB of *"])
 
 
 @pytest.mark.parametrize(
     ("changes", "reason", "strict"),
     [
         (
-            "compute_capability=(7, 5)",
+            {"compute_capability": (7, 5)},
             "compute capability 7.5) has no persisting L2: it came with compute capability 8.0",
             False,
         ),
         (
-            "mig_profile='1g.10gb'",
+            {"mig_profile": "1g.10gb"},
             "MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode",
             True,
         ),
         (
-            "mps=True",
+            {"mps": True},
             "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=30 in this process)",
             False,
         ),
@@ -121,21 +125,20 @@ def test_where_it_cannot_work_the_test_skips_or_fails_with_the_reason(
     pytester: pytest.Pytester,
     gpumem: Run,
     monkeypatch: pytest.MonkeyPatch,
-    changes: str,
+    changes: dict[str, Any],
     reason: str,
     strict: bool,
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT", "30")
+    monkeypatch.setitem(DATASHEETS, "changed", sheet := replace(DATASHEETS["h100"]))
+    vars(sheet).update(changes)
     pytester.makepyfile(
-        f"""
-        from msgspec.structs import replace
-
-        def test_table(gpu_device, device_buffer, persisting_stream, monkeypatch):
-            monkeypatch.setattr(gpu_device.roofline, "facts", replace(gpu_device.facts, {changes}))
+        """
+        def test_table(device_buffer, persisting_stream):
             with persisting_stream(device_buffer(1 << 20), set_aside="max"):
                 pass
         """
     )
-    result = gpumem("--gpumem-device", "sim:h100", "-rs", *(["--gpumem-strict"] if strict else []))
+    result = gpumem("--gpumem-device=sim:changed", "-rs", *["--gpumem-strict"] * strict)
     result.assert_outcomes(skipped=not strict, failed=strict)
     result.stdout.fnmatch_lines([f"*{reason.replace('[', '?')}*"])

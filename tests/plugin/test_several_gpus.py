@@ -43,7 +43,6 @@ TWO_GPUS = """
         return replace(simulated, facts=facts, gpus=gpus, alike=gpus)
 
     start.choose = choose
-    exclusive.user_runtime_path = lambda name, appauthor: Path({runtime!r}) / name
     exclusive.PATIENCE = 0.0
 
     @pytest.fixture
@@ -76,16 +75,12 @@ class Seen:
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
-        for module, name in (
-            (start, "choose"),
-            (exclusive, "user_runtime_path"),
-            (exclusive, "PATIENCE"),
-        ):
-            monkeypatch.setattr(
-                module, name, getattr(module, name)
-            )  # the conftest changes them for good
+        for module, name in ((start, "choose"), (exclusive, "PATIENCE")):
+            # The conftest changes them for good: no simulated GPU has a UUID.
+            monkeypatch.setattr(module, name, getattr(module, name))
         self._runtime = pytester.path / "runtime"
         self._runtime.mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(self._runtime))
 
     def write(self, tests: str, visible: str = "GPU-a,GPU-b") -> None:
         """The conftest and the tests, which call `write(name, holders)`."""

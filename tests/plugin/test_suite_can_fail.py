@@ -46,6 +46,10 @@ QUICKLY = ("-o", "gpumem_placements=2", "-o", "gpumem_precision=5%", "--benchmar
 # Ways to take something out: each changes one method of the simulated device, in this process.
 
 
+def put(patch: Patch, owner: Any, name: str, value: Any) -> None:
+    patch.setattr(owner, name, value)  # what is missing is what these tests are about
+
+
 def wrap(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
     """Replace `owner.name` by `change(original, *arguments)`."""
     original = getattr(owner, name)
@@ -53,7 +57,7 @@ def wrap(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> Non
     def changed(*arguments: Any, **options: Any) -> Any:
         return change(original, *arguments, **options)
 
-    patch.setattr(owner, name, changed)
+    put(patch, owner, name, changed)
 
 
 def sheet(patch: Patch, **changes: Any) -> None:
@@ -82,16 +86,16 @@ def accesses(patch: Patch, kernel_name: str = "", **changes: Any) -> None:
 
 
 def no_window(patch: Patch) -> None:
-    patch.setattr(SimulatedL2, "set_window", lambda self, stream, window: None)
+    put(patch, SimulatedL2, "set_window", lambda self, stream, window: None)
 
 
 def windows_that_cost(patch: Patch) -> None:
     """A window of any size gets a hit ratio of 1, and a kernel under it takes half as long again."""
-    patch.setattr(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
+    put(patch, l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
     window = window_request.WindowRequest
-    patch.setattr(window, "off", property(lambda self: self.set_aside == "off"))
+    put(patch, window, "off", property(lambda self: self.set_aside == "off"))
     persists = property(lambda self: self.hit is AccessProperty.PERSISTING)
-    patch.setattr(window, "persists", persists)
+    put(patch, window, "persists", persists)
 
     def kernel(original: Any, self: Any, traffic: Any, used: Any = None) -> Any:
         return original(self, traffic, used) * (1.0 if used is None else 1.5)
@@ -100,11 +104,11 @@ def windows_that_cost(patch: Patch) -> None:
 
 
 def no_granule_more(patch: Patch) -> None:
-    patch.setattr(window_request, "FREE_STEPS", 0)
+    put(patch, window_request, "FREE_STEPS", 0)
 
 
 def silent_thrashing(patch: Patch) -> None:
-    patch.setattr(PersistingStream, "thrashing", None)
+    put(patch, PersistingStream, "thrashing", None)
 
 
 def pages_that_stay(patch: Patch) -> None:
@@ -174,11 +178,11 @@ def flags_that_slow(patch: Patch) -> None:
 
 
 def no_kinds(patch: Patch) -> None:
-    patch.setattr(SimulatedMemory, "kind_at", lambda self, address: None)
+    put(patch, SimulatedMemory, "kind_at", lambda self, address: None)
 
 
 def all_pageable(patch: Patch) -> None:
-    patch.setattr(SimulatedMemory, "kind_at", lambda self, address: MemoryKind.PAGEABLE)
+    put(patch, SimulatedMemory, "kind_at", lambda self, address: MemoryKind.PAGEABLE)
 
 
 def late_joins(patch: Patch) -> None:
@@ -260,7 +264,7 @@ def equal_walks(patch: Patch) -> None:
 
 def no_hits(patch: Patch) -> None:
     """Whatever a launch reads comes from DRAM, also what it has read before."""
-    patch.setattr(Roofline, "keep", lambda self, allocation, nbytes: None)
+    put(patch, Roofline, "keep", lambda self, allocation, nbytes: None)
 
     def traffic(original: Any, *arguments: Any, **options: Any) -> Any:
         made = original(*arguments, **options)
@@ -488,8 +492,7 @@ def test_the_suite_skips_what_a_gpu_cannot_show(
     reason: str,
 ) -> None:
     """No test of these modules fails by what the facts exclude, and each skip says why."""
-    of_sheet = Datasheet.facts
-    monkeypatch.setattr(Datasheet, "facts", lambda self: structs.replace(of_sheet(self), **facts))
+    wrap(monkeypatch, Datasheet, "facts", lambda of, sheet: structs.replace(of(sheet), **facts))
     _, skipped, failed = suite(*modules)
     assert [report.nodeid for report in failed] == []
     reasons = [str(report.longrepr) for report in skipped]

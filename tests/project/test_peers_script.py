@@ -29,11 +29,10 @@ peer_workers.main()
 
 
 def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The script, whose workers spend little on what they do not record."""
-
     def quick(job: dict[str, Any]) -> list[str]:
         return [sys.executable, "-c", QUICK_WORKER, json.dumps(job)]
 
+    # Workers that spend little on what they do not record.
     monkeypatch.setattr(peers, "command", quick)
     monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
     return peers.main()

@@ -109,18 +109,16 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
 
 MEASURES = """
 import sys
-from pytest_gpumem.measuring.samplers import Sampler
+from pytest_gpumem import Case
 
-def test_it(gpu_benchmark, gpu_kernels, device_buffer, monkeypatch):
-    samples = Sampler.samples
+def test_it(gpu_benchmark):
+    before_samples = set()
 
-    def first(*arguments):
-        print("imported:", *sys.modules)
-        monkeypatch.undo()
-        return samples(*arguments)
+    def restore():
+        before_samples.update(sys.modules)
 
-    monkeypatch.setattr(Sampler, "samples", first)
-    gpu_benchmark(gpu_kernels.copy, device_buffer(4096), device_buffer(4096))
+    gpu_benchmark.case(lambda memory: Case(restore, reference=restore, restore=restore))
+    print("imported:", *before_samples)
 """
 
 LATER = {

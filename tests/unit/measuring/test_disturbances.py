@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from bench import Bench
+from counted_device import replaced
 from msgspec import UNSET
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.devices.simulated.streams import SimulatedHold
+from pytest_gpumem.devices.protocol import Hold
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.measure import WAIT_SHARE
 from pytest_gpumem.outcomes import Code, Outcome
@@ -67,15 +68,22 @@ def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
     assert judged(bench, after).outcome is Outcome.PASS
 
 
-def run_at(monkeypatch: pytest.MonkeyPatch, bench: Bench, conditions: Any, hertz: float) -> None:
+def run_at(bench: Bench, conditions: Any, hertz: float) -> None:
     """From now on the device, which never throttles by itself, says so."""
-    monkeypatch.setattr(bench.device, "conditions", conditions)
-    monkeypatch.setattr(SimulatedHold, "clock", lambda _: hertz)
+    hold = bench.device.streams.hold
+
+    def slowed(stream: Any, timeout: float) -> Hold:
+        made = hold(stream, timeout)
+        replaced(made, clock=lambda: hertz)
+        return made
+
+    replaced(bench.device, conditions=conditions)
+    replaced(bench.device.streams, hold=slowed)
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.5, Outcome.PASS), (50.0, Outcome.UNDECIDED)])
 def test_throttling_is_waited_out_within_the_budget(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: Outcome
+    bench: Bench, seconds: float, outcome: Outcome
 ) -> None:
     bench.harness.wake()
     calm, begun = bench.device.conditions(), bench.device.now()
@@ -84,7 +92,7 @@ def test_throttling_is_waited_out_within_the_budget(
         hot = bench.device.now() - begun < WAIT_SHARE * seconds
         return replace(calm, throttle_reasons=("sw_power_cap",)) if hot else calm
 
-    run_at(monkeypatch, bench, conditions, 1.4e9)
+    run_at(bench, conditions, 1.4e9)
     taken = triad(bench, budget=1.0)
     assert judged(bench, taken).outcome is outcome
     assert (taken.discarded == 0) is (outcome is Outcome.PASS)
@@ -93,14 +101,14 @@ def test_throttling_is_waited_out_within_the_budget(
 
 @pytest.mark.parametrize(("share", "counts"), [(0.9924, False), (0.98, True)])
 def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float, counts: bool
+    bench: Bench, share: float, counts: bool
 ) -> None:
     """After much power an H200 reports `sw_power_cap` for seconds, at 1965 of 1980 MHz."""
     bench.harness.wake()
     highest = bench.device.facts.sm_clock_hz
     assert highest is not None
     limited = replace(bench.device.conditions(), throttle_reasons=("sw_power_cap",))
-    run_at(monkeypatch, bench, lambda: limited, share * highest)
+    run_at(bench, lambda: limited, share * highest)
     begun = bench.device.now()
     taken = triad(bench)
     assert bench.device.now() - begun > WAIT_SHARE * 0.2  # it is waited for all the same

@@ -199,7 +199,6 @@ def test_a_check_waits_for_the_device_between_its_steps(
         "streams.synchronize", lambda stream=None: steps.append("wait") if stream is None else None
     )
     bench.device.before("content.poison", lambda *_: steps.append("poison"))
-    monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     target = CaseTarget(build, bench.arena)
     steps.clear()
     check(target)
@@ -221,7 +220,6 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, blocks: int, said: bool
 ) -> None:
     """A pool has the block before the last free when the next placement is built: two places in turn."""
-    monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     work, built = bench.kernels.copy, 0
     buffers, values = work.arguments(tuple(bench.buffers(2)), {})
     copy = work.launch(buffers, values)
@@ -229,10 +227,8 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     def build(memory: Memory) -> Case:
         nonlocal built
         built += 1
-        return Case(
-            lambda: bench.device.kernels.launch(copy, memory.stream),
-            reads=[Pooled(built % blocks << 21)],
-        )
+        launch = partial(bench.device.kernels.launch, copy, memory.stream)
+        return Case(launch, reference=launch, reads=[Pooled(built % blocks << 21)])
 
     taken = bench.case(build, placements=6)
     assert built == len(taken.placements) == 6

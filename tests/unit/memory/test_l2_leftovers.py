@@ -21,10 +21,10 @@ def watch(device: CountedDevice, found: int) -> L2Watch:
 
 
 @pytest.fixture
-def resets(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def resets(device: CountedDevice) -> list[str]:
     """Grows with every reset of persisting lines."""
     calls: list[str] = []
-    monkeypatch.setattr(device.l2, "reset_persisting", lambda: calls.append("reset"))
+    device.before("l2.reset_persisting", lambda: calls.append("reset"))
     return calls
 
 

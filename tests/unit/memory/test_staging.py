@@ -24,7 +24,7 @@ from pytest_gpumem.measuring.works import (
     Works,
     cut,
 )
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -182,18 +182,14 @@ def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory
 
 
 def test_a_wrong_result_is_seen() -> None:
-    cases: list[str] = ["copy", "kernel"]
-    for kind in cases:
-        memory = Memory(Arena(CountedDevice(), seed=7))
+    memory = Memory(Arena(CountedDevice(), seed=7))
+    stream, target = memory.arena.device.streams.create(), memory.device((1000,))
+    for kind, work in [
+        ("copy", Works(memory).copy(target, memory.pinned((1000,)))),
+        ("kernel", launched(memory, "reread", target, memory.device((1000,)))),
+        ("staged copy", staged(memory, (1000,), 2)),
+    ]:
         with naming(kind):
-            stream = memory.arena.device.streams.create()
-            work: Work
-            target: Buffer = memory.device((1000,))
-            work = (
-                Works(memory).copy(target, memory.pinned((1000,)))
-                if kind == "copy"
-                else launched(memory, "reread", target, memory.device((1000,)))
-            )
             work.poison(stream)
             assert work.checks
             with pytest.raises(WrongResult, match="the first is"):  # nothing ran

@@ -41,6 +41,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     def make(program: str) -> Processes:
         script = tmp_path / "stand_in.py"
         script.write_text(START + program)
+        # No pytest misbehaves like this.
         monkeypatch.setattr(processes, "SCRIPT", script)
         side = Side("working tree", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
         return Processes({HEAD: side}, [], os.environ)
@@ -158,7 +159,7 @@ def test_a_process_that_hangs_is_ended_and_the_next_is_not_forked(
     hangs = "if job['forks']:\n    lines.readline()\nsay(exit=5, strays=[])"
     with closing(made(READY + hangs)) as experiment:
         with monkeypatch.context() as patch:
-            patch.setattr(processes, "WORK_SECONDS", 0.01)
+            patch.setattr(processes, "WORK_SECONDS", 0.01)  # in place of an hour
             first = experiment.run(TURN, None)
         assert first.error == "ended by SIGKILL: it printed nothing"
         assert experiment.run(TURN, None).error is None
