@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -115,18 +114,11 @@ class FootprintFeature(Feature):
         watched = WatchedTest(item, session, limits, shown=shown, limited=limited)
         watched.reads_waits = reads_waits
         if watches:
-            watched.begin(partial(self._start, watched))
+            self._watching = True
+            watched.begin()
         if watched.trouble is not None:
             self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
         return watched
-
-    def _start(self, watched: WatchedTest) -> None:
-        """Have the sources report: that of the driver's allocations only if memory is shown."""
-        if uses(watched.item, TEST_FIXTURE):
-            _ = self._session.device  # opened now: it belongs to no test
-        self._watching = True
-        allowed, root = watched.settings.allow_kept, watched.item.config.rootpath
-        self._session.footprints.start(driver=watched.shown, allow_kept=allowed, root=root)
 
     def _say_once(self, why: str) -> None:
         """Say at the session's end why memory is not watched: the first reason."""

@@ -84,10 +84,16 @@ class WatchedTest:
                 self.trouble = error
         return None
 
-    def begin(self, start: Callable[[], None]) -> None:
-        """Begin to watch memory. `start`: has the sources report."""
-        self.tried(start)
+    def begin(self) -> None:
+        """Have the sources report: that of the driver's allocations only if memory is shown."""
+        self.tried(self._start)
         self._watch = self.tried(self.session.footprints.watch)
+
+    def _start(self) -> None:
+        if uses(self.item, TEST_FIXTURE):
+            _ = self.session.device  # opened now: it belongs to no test
+        allowed, root = self.settings.allow_kept, self.item.config.rootpath
+        self.session.footprints.start(driver=self.shown, allow_kept=allowed, root=root)
 
     def look(self) -> None:
         """Watch libraries that have come into use too."""
@@ -95,7 +101,6 @@ class WatchedTest:
             self.tried(self.session.footprints.look)
 
     def end(self) -> None:
-        """Watch no longer."""
         if self._watch is not None:
             self._watch.close()
 
@@ -103,11 +108,10 @@ class WatchedTest:
 
     def footprint(self, *, ended: bool) -> Footprint:
         """The footprint so far, or at the end without what only pytest still refers to."""
-        footprint: Footprint | None = Footprint(0, ended=ended)
+        footprint = Footprint(0, ended=ended)
         if self._watch is not None or self.trouble is not None:
-            footprint = self.tried(partial(self._of_test, ended=ended))
-        if footprint is None:
-            footprint = self.unread(ended=ended)
+            read = self.tried(partial(self._of_test, ended=ended))
+            footprint = read or self.unread(ended=ended)
         return replace(footprint, waits=self.waits)
 
     def _of_test(self, *, ended: bool) -> Footprint:
@@ -118,24 +122,12 @@ class WatchedTest:
             if watch.read().reserved:
                 watch.settle()
             frees = (watch.settle, partial(_let_go, self.item), *COLLECTIONS, watch.settle)
-        footprint = self.read(watch, frees, ended=ended)
+        footprint = replace(read_after(watch, frees), ended=ended)
         if self.session.forks != self._forks:
             raise NotCounted(FORKED)
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return footprint
-
-    def read(
-        self, watch: MemoryWatch, frees: Iterable[Callable[[], object]] = (), *, ended: bool = True
-    ) -> Footprint:
-        """Read a watch after as many calls of `frees`, in order, as it takes until nothing is
-        kept."""
-        footprint = watch.read()
-        for free in frees:
-            if footprint.kept:
-                free()
-                footprint = watch.read()
-        return replace(footprint, ended=ended)
 
     def unread(self, *, ended: bool = True) -> Footprint:
         """The footprint of the test, or of a part of it, that could not be read."""
@@ -194,6 +186,16 @@ class WatchedTest:
 def limited(limits: Limits, names: Iterable[str] = JUDGED) -> bool:
     """True if one of the limits is set."""
     return any(getattr(limits, name) is not None for name in names)
+
+
+def read_after(watch: MemoryWatch, frees: Iterable[Callable[[], object]]) -> Footprint:
+    """Read a watch after as many calls of `frees`, in order, as it takes until nothing is kept."""
+    footprint = watch.read()
+    for free in frees:
+        if footprint.kept:
+            free()
+            footprint = watch.read()
+    return footprint
 
 
 def _let_go(item: pytest.Item) -> None:
@@ -278,7 +280,7 @@ class BlockMemory:
         """Everything that was recorded. Raises `DeviceError`: it could not be read."""
         footprint = self._final
         if footprint is None and self._watch is not None:
-            footprint = self._watched.tried(partial(self._watched.read, self._watch))
+            footprint = self._watched.tried(self._watch.read)
         if footprint is None:
             raise DeviceError(f"the memory could not be read: {self._watched.trouble}")
         return footprint
@@ -298,7 +300,7 @@ class BlockMemory:
         watch, self._watch = self._watch, None
         if watch is not None:
             frees = (*COLLECTIONS, watch.settle)
-            self._final = self._watched.tried(partial(self._watched.read, watch, frees))
+            self._final = self._watched.tried(partial(read_after, watch, frees))
             watch.close()
         return self._final or self._watched.unread()
 
