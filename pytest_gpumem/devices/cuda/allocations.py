@@ -82,10 +82,9 @@ class CudaMemory:
         next measurement."""
         self._scrubbed = 0.0  # when what was freed will be scrubbed, by `time.monotonic`
         self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
-        self._ends: dict[int, int] = {}
-        """Where memory that this device allocated ends, by where it starts: the driver rounds some
-        sizes up and answers for the whole."""
-        self._device_bytes: dict[int, int] = {}  # bytes of device memory that live, by address
+        self._allocated: dict[int, Allocation] = {}
+        """By where it starts. Where it ends is known here alone: the driver rounds some sizes up
+        and answers for the whole."""
         self._peer: int | None = None
 
     @property
@@ -122,9 +121,7 @@ class CudaMemory:
             flags |= R.cudaHostAllocWriteCombined
         made = self._make(nbytes, kind, flags)
         for start in _starts(made):
-            self._ends[start] = start + nbytes
-        if kind is MemoryKind.DEVICE:
-            self._device_bytes[made.address] = nbytes
+            self._allocated[start] = made
         return made
 
     def _make(self, nbytes: int, kind: MemoryKind, flags: int) -> Allocation:
@@ -202,8 +199,7 @@ class CudaMemory:
             self._give_back(spare.address, spare.nbytes)
 
     def _give_back(self, address: int, nbytes: int) -> None:
-        self._ends.pop(address, None)
-        self._device_bytes.pop(address, None)
+        self._allocated.pop(address, None)
         check(R.cudaFree(address), "freeing device memory")
         self._to_scrub(nbytes)
 
@@ -251,10 +247,11 @@ class CudaMemory:
             for start in _starts(locked):
                 if locked.kind.adopted and start <= address < start + locked.nbytes:
                     registered = True
-        begin = max((start for start in self._ends if start <= address), default=None)
+        begin = max((start for start in self._allocated if start <= address), default=None)
         beyond = None
-        if begin is not None and address >= self._ends[begin]:
-            beyond = begin, self._ends[begin]
+        if begin is not None:
+            end = begin + self._allocated[begin].nbytes
+            beyond = (begin, end) if address >= end else None
         return places.memory_kind(address, self._index, registered, beyond)
 
     def _device_address(self, at: int) -> int:
@@ -276,7 +273,7 @@ class CudaMemory:
             self._left(backing)
             return
         for start in _starts(allocation):
-            self._ends.pop(start, None)
+            self._allocated.pop(start, None)
         self._free(allocation)
 
     def _free(self, allocation: Allocation) -> None:
@@ -319,7 +316,9 @@ class CudaMemory:
 
     def free_without_ours(self) -> int:
         """Bytes that would be free if this object had allocated nothing."""
-        return self._free_now() + sum(self._device_bytes.values())
+        allocated = self._allocated.values()
+        ours = sum(made.nbytes for made in allocated if made.kind is MemoryKind.DEVICE)
+        return self._free_now() + ours
 
     def _kept(self, kind: MemoryKind) -> int:
         """Bytes of what counts as free that the spare region holds until they are needed."""
