@@ -38,8 +38,7 @@ Growth = dict[Series, int]  # bytes by which libraries use more than before
 class Footprints:
     """The memory that all libraries of this process, and the driver, take on a device.
 
-    `driver`: source of the driver's allocations; None on a simulated device, where only fixtures
-    allocate.
+    `driver`: None on a simulated device, where only fixtures allocate.
     `context`: gives the number of the context; None while there is none.
     """
 
@@ -82,7 +81,6 @@ class Footprints:
 
     @property
     def driver_is_watched(self) -> bool:
-        """True if each allocation of the driver is reported."""
         if self.driver is None:
             return True
         return self.driver.name in self.running and self.driver.name not in self.reasons
@@ -147,7 +145,6 @@ class Footprints:
                 self.log.free(DRIVER, event.address)
 
     def figures(self) -> dict[Series, Figures]:
-        """Return the counts of all sources."""
         figures: dict[Series, Figures] = {}
         for source in self.running.values():
             figures.update(source.figures())
@@ -249,7 +246,7 @@ class Footprints:
         self._before, self._first = self.figures(), len(self.log.changes)
 
     def _end_ours(self) -> Growth:
-        """Leave out by how much libraries grew in the block, without frees of the test's memory."""
+        """Leave out by how much libraries grew in the block; frees of the test's memory count."""
         begin, self._before = self._before, None
         growth: Growth = {}
         if begin is None or self._gone():
@@ -322,10 +319,7 @@ class MemoryWatch:
             self._free -= growth.used + growth.unused
 
     def read(self) -> Footprint:
-        """Return the footprint so far. Waits for no work.
-
-        What pools keep for reuse is `reserved`, not `kept`.
-        """
+        """Return the footprint so far. Waits for no work."""
         footprints = self._footprints
         footprints.settle()
         if footprints.driver is not None and footprints.driver.name in self.gaps:
@@ -383,7 +377,7 @@ class MemoryWatch:
     ) -> tuple[MemoryUse, int | None]:
         """Complete what was reported by a library's counts.
 
-        Returns by how many bytes its peak may be larger too; None if the peak is known.
+        The second result is by how much its peak may be larger; None if the peak is known.
         """
         before = self._before.get(series, NOTHING)
         grown = after.plus(before, -1)
@@ -433,8 +427,7 @@ class MemoryWatch:
         return max(0, self._free - now - known)
 
     def settle(self) -> None:
-        """Have libraries give back what they keep for reuse and cannot tell from what is used, such
-        as page-locked memory."""
+        """Have libraries give back what they keep and cannot tell from what is used."""
         self._footprints.settle()
         live = live_of(self._log.changes[self._mark :])
         kept = [event for event in live if event.layer == "driver"]

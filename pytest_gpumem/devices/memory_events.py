@@ -50,10 +50,9 @@ NOTHING = Figures()
 
 
 class AllocationEvent(Struct, eq=False, gc=False):
-    """One allocation, or one free, which has 0 bytes, as a source reports it.
+    """One allocation, or one free, which has 0 bytes.
 
-    A test may allocate thousands of times, a few microseconds each. Tuples would start the garbage
-    collector, which does not know these.
+    A test may make thousands: tuples would start the garbage collector, which does not know these.
     """
 
     at: float  # seconds on the clock of `time.perf_counter`
@@ -185,8 +184,8 @@ def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
 def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
     """Give a pool `missing` bytes of the driver's that it took and did not report as segments.
 
-    Returns True if allocations that still live add up to them, taken largest first; or if there are
-    none, as of a pool that maps its memory, which is not reported. Else some count twice.
+    Returns False if live allocations, taken largest first, do not add up to them: some count twice.
+    Where none live, the pool maps its memory, which is not reported.
     """
     live = [event for event in live_of(changes) if event.series == (DRIVER, "device")]
     taken = []
@@ -202,8 +201,8 @@ def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
 
 
 def pool_growth(changes: Iterable[Change], series: Series) -> tuple[int, int]:
-    """Return by how much a pool grew: by the driver's allocations that it is known to have taken,
-    and by the segments that it reported."""
+    """Return by how much a pool grew by allocations of the driver that it is known to have taken,
+    and by segments that it reported."""
     taken = reported = 0
     for change in changes:
         event = change.event

@@ -71,12 +71,11 @@ class WatchedTest:
 
     @property
     def limited_in_body(self) -> bool:
-        """True if something is judged at the end of its body."""
         in_body = [name for name in JUDGED if name not in AT_THE_END]
         return bool(self.parts) or limited(self.limits, in_body)
 
     def tried(self, read: Callable[[], T]) -> T | None:
-        """What is read; None once reading has failed."""
+        """Return what is read; None once reading has failed."""
         if self.trouble is None:
             try:
                 return read()
@@ -85,7 +84,7 @@ class WatchedTest:
         return None
 
     def begin(self) -> None:
-        """Have the sources report: that of the driver's allocations only if memory is shown."""
+        """Have the sources report; the driver's only if memory is shown."""
         self.tried(self._start)
         self._watch = self.tried(self.session.footprints.watch)
 
@@ -96,7 +95,6 @@ class WatchedTest:
         self.session.footprints.start(driver=self.shown, allow_kept=allowed, root=root)
 
     def look(self) -> None:
-        """Watch libraries that have come into use too."""
         if self._watch is not None:
             self.tried(self.session.footprints.look)
 
@@ -184,7 +182,6 @@ class WatchedTest:
 
 
 def limited(limits: Limits, names: Iterable[str] = JUDGED) -> bool:
-    """True if one of the limits is set."""
     return any(getattr(limits, name) is not None for name in names)
 
 
@@ -199,7 +196,7 @@ def read_after(watch: MemoryWatch, frees: Iterable[Callable[[], object]]) -> Foo
 
 
 def _let_go(item: pytest.Item) -> None:
-    """Drop the values of fixtures, as pytest does as soon as the report of the teardown is made."""
+    """Drop the values of fixtures, as pytest does once the report of the teardown is made."""
     arguments: dict[str, Any] = getattr(item, "funcargs", {})
     for name in list(arguments):
         # pytest-benchmark looks for its fixture once more.

@@ -36,8 +36,8 @@ from pytest_gpumem.devices.protocol import (
 from pytest_gpumem.records.device import DeviceFacts
 
 RESERVE = 256 * 2**20
-"""Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack
-memory, and the libraries' workspaces come from it."""
+"""Bytes of device memory left alone, for modules, stacks and workspaces of libraries; or a quarter
+of less than 1 GiB."""
 
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
@@ -46,18 +46,17 @@ _SMALL_ALIGNMENT = 512
 _ROOM = 0.25
 _LEAST_ROOM = 64 * 2**20
 SCRUB_RATE = 250e9
-"""Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs
-at 425 GB/s in the background, and a triad takes 11 % longer meanwhile (2026-11-21)."""
+"""Assumed rate at which the driver scrubs freed device memory, in bytes per second: a triad takes
+longer meanwhile."""
 
 SCRUB_SHARE = 0.075
-"""The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200
-scrubs at 9 % of its peak."""
+"""The same as a share of the peak bandwidth, where that gives less, as on smaller cards."""
 # a region is kept for the next scatter if it takes no more than this part of the device's memory
 _SPARE_SHARE = 3
 _LEAST_REGION = 20 * 2**30  # bytes of a region: the next, larger set of buffers finds room in it
 _LEAST_SHARE = 5
-"""Such a region takes no more than this part of the device's memory: beside it and a test's own
-buffers `PLENTY` is free, so that it stays while code of other libraries is measured."""
+"""Such a region takes no more than this part of the device's memory, so that it stays while code of
+other libraries is measured."""
 
 
 @dataclass(eq=False)
@@ -70,16 +69,14 @@ class _Region:
 
 
 class CudaMemory:
-    """Allocates on one device, by `cudaMalloc`: a pool would give the same places again, and where
-    a buffer lies changes its speed."""
+    """Allocates by `cudaMalloc`: a pool would give the same places again, which have a speed."""
 
     def __init__(self, context: Context, facts: DeviceFacts) -> None:
         self._context = context
         self._index = context.index
         self._facts = facts
         self._spare: _Region | None = None
-        """A region that nothing lies in: giving it back would have the driver scrub it beside the
-        next measurement."""
+        """A region that nothing lies in: a free would be scrubbed beside the next measurement."""
         self._scrubbed = 0.0  # when what was freed will be scrubbed, by `time.monotonic`
         self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
         self._allocated: dict[int, Allocation] = {}
@@ -89,7 +86,7 @@ class CudaMemory:
 
     @property
     def peer(self) -> int:
-        """The GPU that peer memory lies on. Raises `Unsupported` where there is one GPU."""
+        """The GPU of peer memory. Raises `Unsupported` where there is one GPU."""
         if self._peer is None:
             self._peer = places.peer_of(self._index)
         return self._peer
@@ -125,7 +122,6 @@ class CudaMemory:
         return made
 
     def _make(self, nbytes: int, kind: MemoryKind, flags: int) -> Allocation:
-        """`flags`: of page-locked memory."""
         doing = f"allocating {nbytes} bytes of {kind.value} memory"
         if kind is MemoryKind.DEVICE:
             return Allocation(kind, nbytes, int(check(R.cudaMalloc(nbytes), doing)), 0)
@@ -172,8 +168,7 @@ class CudaMemory:
         return _Region(whole.address, size, 0)
 
     def _empty_pools(self) -> None:
-        """Have CuPy and PyTorch give back what their pools keep and nobody uses: it is kept for the
-        stream that it was used on, and each test has a stream of its own."""
+        """Have CuPy and PyTorch give back what their pools keep for the streams of other tests."""
         before = self._free_now()
         cupy: Any = sys.modules.get("cupy")
         if cupy is not None:
@@ -291,8 +286,7 @@ class CudaMemory:
             check(R.cudaFreeHost(allocation.host_address), doing)
 
     def _left(self, region: _Region) -> None:
-        """Count an allocation less; keep the empty region, unless it is large or there is a larger
-        one."""
+        """Count an allocation less; keep an empty region that is neither large nor the smaller."""
         region.parts -= 1
         if region.parts:
             return
@@ -304,8 +298,7 @@ class CudaMemory:
             self._give_back(region.address, region.nbytes)
 
     def free_bytes(self, kind: MemoryKind) -> int:
-        """Bytes that can still be allocated. Managed memory never beyond what the device has free:
-        oversubscription can hang a GPU."""
+        """Managed memory never goes beyond what the device has free: that can hang a GPU."""
         if kind.on_host:
             return places.host_bytes()[1]
         if kind.on_peer:
@@ -315,13 +308,12 @@ class CudaMemory:
         return free - min(RESERVE, free // 4) + self._kept(kind)
 
     def free_without_ours(self) -> int:
-        """Bytes that would be free if this object had allocated nothing."""
         allocated = self._allocated.values()
         ours = sum(made.nbytes for made in allocated if made.kind is MemoryKind.DEVICE)
         return self._free_now() + ours
 
     def _kept(self, kind: MemoryKind) -> int:
-        """Bytes of what counts as free that the spare region holds until they are needed."""
+        """Bytes that count as free, and that the spare region holds until they are needed."""
         return self._spare.nbytes if self._spare is not None and kind.on_device else 0
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
@@ -343,15 +335,14 @@ class CudaMemory:
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:
-    """Bytes of the smallest region in which blocks of `sizes` bytes still lie at random."""
+    """Return the bytes of the smallest region in which blocks still lie at random."""
     alignment = _alignment(sizes)
     slots = sum(-(-size // alignment) for size in sizes)
     return (slots + max(int(slots * _ROOM), _LEAST_ROOM // alignment)) * alignment
 
 
 def scattered(sizes: Sequence[int], region: int, seed: int) -> list[int]:
-    """Offsets of blocks of `sizes` bytes in a region of `region` bytes: a random order, random
-    gaps, no overlap."""
+    """Return offsets of blocks in a region: a random order, random gaps, no overlap."""
     random, alignment = np.random.default_rng(seed), _alignment(sizes)
     slots = [-(-size // alignment) for size in sizes]
     room = region // alignment - sum(slots)
@@ -369,7 +360,6 @@ def _alignment(sizes: Sequence[int]) -> int:
 
 
 def _starts(allocation: Allocation) -> set[int]:
-    """Where an allocation starts, for the device and for the host."""
     return {allocation.address, allocation.host_address} - {0}
 
 

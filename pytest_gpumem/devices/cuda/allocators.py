@@ -24,14 +24,13 @@ _REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 
 
 def has_pools(index: int) -> bool:
-    """True if a device has stream-ordered memory pools."""
     attribute = R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported
     error, supported = R.cudaDeviceGetAttribute(attribute, index)
     return int(error) == 0 and bool(supported)
 
 
 def check_pools(index: int) -> None:
-    """Check that a device has stream-ordered memory pools. Raises `Unsupported`: it has none."""
+    """Raises `Unsupported`: the device has no stream-ordered memory pools."""
     if not has_pools(index):
         raise Unsupported(
             "the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)"
@@ -39,7 +38,7 @@ def check_pools(index: int) -> None:
 
 
 class _Calls:
-    """A call of the runtime that allocates, and one that frees. Nothing is kept."""
+    """A call of the runtime that allocates, and another that frees."""
 
     def __init__(self, allocate: Callable[[int], Any], free: Callable[[Any], Any]) -> None:
         self._allocate, self._free = allocate, free
@@ -125,10 +124,7 @@ def _host_alloc(nbytes: int) -> Any:
 
 
 def allocator(name: str, index: int) -> Allocator:
-    """Return the allocator of that name in `ALLOCATORS`, on device `index`.
-
-    Raises `DeviceError`: there is no such name; `Unsupported`: the device has no such allocator.
-    """
+    """Return the allocator of a name in `ALLOCATORS`. Raises as `DeviceMemory.allocator`."""
     check_allocator(name)
     if name == "cudaMalloc":
         return _Calls(R.cudaMalloc, R.cudaFree)

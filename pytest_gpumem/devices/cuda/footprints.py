@@ -1,8 +1,5 @@
 """The footprints of each GPU of this process, which make no context, and the driver's allocations:
-CUPTI's callback of each call that allocates or frees, and counts of pools and of CUDA graphs.
-
-A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's
-records (kind MEMORY2) tell the same and cost more: each takes cupti-python 40 us.
+CUPTI's callback at the end of each call that allocates or frees, and counts of pools and of graphs.
 
 Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API,
 Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
@@ -108,8 +105,6 @@ _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class DriverMemory(Source):
-    """The source of the driver's allocations for one device."""
-
     name = "CUPTI"
 
     def __init__(self, index: int) -> None:
@@ -118,8 +113,7 @@ class DriverMemory(Source):
         self._end: Callable[[], None] | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._handles: dict[int, int] = {}
-        """By handle of a CUDA array or virtual memory, whose memory need not be this process's or
-        this device's: its handles and mappings."""
+        """By handle of a CUDA array or of virtual memory, whosever it is: handles and mappings."""
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
         self._pools: list[int] = []  # pools of the device that the process has made
         self._default: Any = None  # the device's stream-ordered pool
@@ -140,7 +134,6 @@ class DriverMemory(Source):
         self.lost(why)
 
     def _called(self, name: str, address: int) -> None:
-        """Report what a call has done, at its end."""
         call = ApiCall.from_address(address)
         if call.failed:
             return
@@ -256,7 +249,6 @@ class DriverMemory(Source):
             self._emit("device", handle, 0)
 
     def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
-        """Report an allocation, or a free of no bytes."""
         if self._log is not None:
             now, series = time.perf_counter(), (DRIVER, kind)
             self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
@@ -294,8 +286,7 @@ class DriverMemory(Source):
         return Figures(used, reserved - used)
 
     def settle(self, kept: Sequence[AllocationEvent]) -> None:
-        """Have the driver give back memory that no graph uses any more: it counts as used by graphs
-        until then."""
+        """Have the driver give back what no graph uses any more: until then it counts as used."""
         if self.figures()[GRAPHS, "device"] != NOTHING:
             R.cudaDeviceGraphMemTrim(self._index)
 

@@ -31,9 +31,9 @@ _SERIES: Series = ("CuPy", "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
-    """A test may allocate thousands of times, a few microseconds each: each line here shows in its
-    time. The methods name the arguments that they do not use too: Python would collect those in a
-    dict, which takes longer than the rest.
+    """Each line here shows in the time of a test that allocates thousands of times. Arguments that
+    are not used have names too: Python would collect them in a dict, which takes longer than the
+    rest.
     """
 
     name = "gpumem"
@@ -90,8 +90,6 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
 
 
 class CupyMemory(Source):
-    """The source of CuPy's memory on one device."""
-
     name = "CuPy"
 
     def __init__(self, index: int) -> None:

@@ -37,8 +37,6 @@ _LAYERS: Mapping[str, Literal["use", "segment"]] = {
 
 
 class TorchMemory(Source):
-    """The source of PyTorch's memory on one device."""
-
     name = "PyTorch"
 
     def __init__(self, index: int) -> None:
@@ -55,8 +53,7 @@ class TorchMemory(Source):
 
     @property
     def _torch(self) -> Any:
-        """PyTorch, if it is imported and built for CUDA. `torch.cuda.is_available` would initialise
-        the driver."""
+        """PyTorch, if it is built for CUDA; `torch.cuda.is_available` would open the driver."""
         torch = sys.modules.get("torch")
         version = getattr(torch, "version", None)
         return torch if getattr(version, "cuda", None) else None
@@ -106,7 +103,7 @@ class TorchMemory(Source):
         return None
 
     def _yielding(self, recorder: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that begins or ends a history, for a test: ours ends before."""
+        """Return a function of `_RECORDERS` that ends our history first."""
 
         @wraps(recorder)
         def recorded(*arguments: Any, **keywords: Any) -> Any:
@@ -146,7 +143,7 @@ class TorchMemory(Source):
             )
 
     def _statistics(self) -> Mapping[str, Any]:
-        """PyTorch's nested statistics; empty before it uses the device."""
+        """Return PyTorch's statistics; empty before it uses the device."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized() or not self._is_native():
             return {}
@@ -173,8 +170,7 @@ class TorchMemory(Source):
         return {_SERIES: Figures(used, unused, reserved, high, single=single, allocations=made)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> None:
-        """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find
-        what CUDA graphs hold."""
+        """Give back workspaces of cuBLAS and page-locked memory, and find what graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
             return
