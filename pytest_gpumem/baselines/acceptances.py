@@ -217,21 +217,20 @@ def read(written: bytes) -> Acceptance:
 
 def refusal(change: AcceptedChange) -> str | None:
     """Return what is wrong with a change, beginning with the field; None if nothing is."""
+    up_to = change.up_to or ""
     if change.figure in ("removed", "measured"):
         return None if change.up_to is None else f"up_to: {change.figure} takes none"
-    if not (change.up_to or "").strip():
+    if not up_to.strip():
         return f"up_to: missing; {change.figure} takes one"
-    assert change.up_to is not None
+    if change.figure == "limit" and change.limit not in LIMITS:
+        return f"up_to: {change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
     try:
         if change.figure == "time":
-            parse_share(change.up_to)
+            parse_share(up_to)
         elif change.figure == "memory":
-            parse_bytes(change.up_to)
-        elif change.figure == "limit":
-            if change.limit not in LIMITS:
-                return f"up_to: {change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
-            if change.value != NONE:
-                LIMITS[change.limit].parse(change.value)
+            parse_bytes(up_to)
+        elif change.figure == "limit" and change.value != NONE:
+            LIMITS[change.limit].parse(change.value)
     except QuantityError as error:
         return f"up_to: {error}"
     return None

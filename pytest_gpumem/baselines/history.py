@@ -1,9 +1,8 @@
 """The saved runs of each row, and those of them that make its reference. Pure.
 
 A *reference* belongs to an identity of a row: GPU model, driver and CUDA, how the row is measured,
-and what was accepted of it. It is made of the runs of the first `DAYS` UTC dates with this
-identity. Three successive saved days, each faster than the reference before them by more than the
-limit, begin it anew.
+and what was accepted of it. It consists of the runs of the first `DAYS` UTC dates with this
+identity. Three successive saved days, each faster by more than the limit, begin it anew.
 """
 
 from __future__ import annotations
@@ -101,19 +100,20 @@ class Baseline:
             return self.note or "the baseline holds no such row"
         now = self._identity(row, figure)
         words = []
-        for name, value in _saved_identity(runs[-1], figure).items():
-            if now[name] == value:
+        for name, was in _saved_identity(runs[-1], figure).items():
+            if now[name] == was:
                 continue
-            if name != ACCEPTED:
-                words.append(f"{name} {' -> '.join(_texts(value, now[name]))}")
-                continue
-            accepted = self.acceptances.of(row.key, figure)
-            if accepted is None:
-                words.append(f"an accepted change of its {figure} was taken back")
+            if name == ACCEPTED:
+                words.append(self._why_accepted(row, figure))
             else:
-                why = f"{accepted[0].who}: {accepted[0].reason}"
-                words.append(f"a change of its {figure} was accepted ({why})")
+                words.append(f"{name} {_change(was, now[name])}")
         return f"{', '.join(words)}: a new reference begins"
+
+    def _why_accepted(self, row: Row, figure: Figure) -> str:
+        accepted = self.acceptances.of(row.key, figure)
+        if accepted is None:
+            return f"an accepted change of its {figure} was taken back"
+        return f"a change of its {figure} was accepted ({accepted[0].who}: {accepted[0].reason})"
 
     def _saved(self, key: str, figure: Figure) -> list[PastRow]:
         return [run for run in self.rows.get(key, ()) if run.has(figure)]
@@ -204,10 +204,10 @@ def _saved_identity(run: PastRow, figure: Figure) -> dict[str, Any]:
     return _identity(run, figure, run.process.device, run.accepted(figure))
 
 
-def _texts(was: object, now: object) -> tuple[str, ...]:
+def _change(was: object, now: object) -> str:
     if type(was) is int and type(now) is int:
-        return sizes(was, now)
-    return _text(was), _text(now)
+        return " -> ".join(sizes(was, now))
+    return f"{_text(was)} -> {_text(now)}"
 
 
 def _text(value: object) -> str:

@@ -3,10 +3,8 @@
     {"schema": 4, "sha256": "...", "content": {
         "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
 
-A row has its measurement with the median of each placement instead of its samples, its memory, its
-limits, and the digests of what was accepted of it. The sha256 covers the content as JSON with
-sorted keys: it survives a formatter, shows an edit, and does not protect against fraud. A field
-with its default is left out.
+The sha256 covers the content as JSON with sorted keys: it survives a formatter, shows an edit, and
+does not protect against fraud. A field with its default is left out.
 """
 
 from __future__ import annotations
@@ -136,10 +134,7 @@ def digest(content: object) -> str:
 
 
 def read(text: bytes) -> SavedRun:
-    """Read what `written` wrote.
-
-    Raises `FileError`: not JSON, another version, a wrong digest, or impossible values.
-    """
+    """Read what `written` wrote. Raises `FileError`: it is something else, or was changed."""
     try:
         file = parsed(text)
     except FileError as error:

@@ -101,12 +101,9 @@ class Store:
             revision=revision,
             mode=mode,
         )
-        full, refused = 0, list[tuple[Row, str]]()
-        saved: dict[str, SavedRow] = {}
+        full, refused, saved = 0, list[tuple[Row, str]](), list[SavedRow]()
         for row in rows:
             why = refusal(row, self._facts.simulated)
-            if why is None and row.key in saved:
-                why = "another row of this run has the same key"
             if why is not None:
                 refused.append((row, why))
                 continue
@@ -114,10 +111,10 @@ class Store:
             if entering is None:
                 full += 1
             else:
-                saved[row.key] = entering
+                saved.append(entering)
         path = None
         if saved:
-            path = self._write(structs.replace(run, rows=tuple(saved.values())))
+            path = self._write(structs.replace(run, rows=tuple(saved)))
         return SaveResult(path, len(saved), full, tuple(refused))
 
     def unwritable(self) -> str | None:
@@ -182,23 +179,16 @@ def devices(place: Path) -> list[str]:
 
 def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
     """Return what is saved of a row; None if its references are full and it gained nothing."""
-    today = run.utc.date()
-    times, memory = row.measurement, row.footprint
-    if times is not None:
-        times = reduced(times) if baseline.enters(row, "time", today) else None
-    if memory is not None and not (memory.watched and baseline.enters(row, "memory", today)):
-        memory = None
+    today, digest = run.utc.date(), baseline.acceptances.digest
+    times = memory = None
+    if row.measurement is not None and baseline.enters(row, "time", today):
+        times = reduced(row.measurement)
+    if row.footprint is not None and row.footprint.watched:
+        memory = row.footprint if baseline.enters(row, "memory", today) else None
     if times is None and memory is None:
         return None
-    return SavedRow(
-        row.nodeid,
-        row.label,
-        times,
-        memory,
-        row.limits,
-        baseline.acceptances.digest(row.key, "time"),
-        baseline.acceptances.digest(row.key, "memory"),
-    )
+    accepted = digest(row.key, "time"), digest(row.key, "memory")
+    return SavedRow(row.nodeid, row.label, times, memory, row.limits, *accepted)
 
 
 def refusal(row: Row, simulated: bool) -> str | None:
@@ -279,9 +269,7 @@ _OURS = (
 def untrusted(environment: Mapping[str, str]) -> str | None:
     """Return why the results of this run may not be stored: it runs code of a fork, or may.
 
-    GitHub Actions gives the event and its payload, GitLab the projects of both sides ("Predefined
-    CI/CD variables reference"). A pipeline in a fork's project is not detected; it has no access
-    to this project's storage.
+    A pipeline in a fork's project is not detected; it has no access to this project's storage.
     """
     ours = environment.get("CI_MERGE_REQUEST_PROJECT_ID", "")
     theirs = environment.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "")
