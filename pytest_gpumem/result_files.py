@@ -35,19 +35,18 @@ class Results:
     revision: str | None  # revision of the measured code; None if unknown
 
 
-def content(path: Path, most: int = LARGEST) -> bytes:
-    """Return the bytes of a file. Raises `FileError`: it cannot be read, or has more than
-    `most`."""
+def content(path: Path) -> bytes:
+    """Return the bytes of a file. Raises `FileError`: it cannot be read, or is too large."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not path.samefile("/dev/stdin")):
             raise FileError("a device; accepted is a file")
         with path.open("rb") as file:
-            text = file.read(most + 1)
+            text = file.read(LARGEST + 1)
     except OSError as error:
         raise FileError(error.strerror or str(error)) from None
-    if len(text) > most:
-        raise FileError(f"larger than {most >> 20} MiB")
+    if len(text) > LARGEST:
+        raise FileError(f"larger than {LARGEST >> 20} MiB")
     return text
 
 

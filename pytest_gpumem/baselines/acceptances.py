@@ -48,7 +48,6 @@ from pytest_gpumem.units import (
 )
 
 FOLDER = Path(".gpumem", "accepted")  # below pytest's root folder
-LARGEST = 2**20  # bytes of the largest file that is read
 LONGEST = 60  # characters of a test's id in the name of its file
 NONE = "none"  # value of a limit that a change removes
 
@@ -196,7 +195,7 @@ def acceptances(folder: Path) -> Acceptances:
     files = {}
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
-            files[path.name] = read(content(path, LARGEST))
+            files[path.name] = read(content(path))
         except FileError as error:
             raise UserError(f"{FOLDER / path.name}: {printable(str(error))}") from None
     return Acceptances(files, folder)

@@ -33,8 +33,6 @@ from pytest_gpumem.result_files import FileError, parsed
 from pytest_gpumem.units import QuantityError
 
 LAYOUT = 4  # version of the layout
-LARGEST = 64 * 2**20
-"""Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _REMEDY = "restore the file from a copy, or delete it"
 
 

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline, assemble
-from pytest_gpumem.baselines.saved import LARGEST, SavedRow, SavedRun, read, reduced, written
+from pytest_gpumem.baselines.saved import SavedRow, SavedRun, read, reduced, written
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import unreliable
@@ -136,7 +136,7 @@ class Store:
             try:
                 if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait
                     raise FileError("not a file")
-                run = read(bytes_of(path, LARGEST))
+                run = read(bytes_of(path))
                 if run.device.key != self._facts.key:
                     raise FileError(f"of {run.device.key}, this device is {self._facts.key}")
                 first = names.setdefault(run.id, path.name)

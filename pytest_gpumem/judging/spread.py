@@ -28,27 +28,8 @@ FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1
 """Log-ratio that no two times have; exponentials of larger ones overflow."""
 
 
-def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
-    """Return the spread of a latency between processes of a day, as a share, without placements.
-
-    `latency`: seconds, above 0.
-    `overhead_corrected`: the launch overhead is known and subtracted, or launches share it.
-    """
-    spread = _share(BETWEEN_PROCESSES, latency)
-    return spread if overhead_corrected else math.hypot(spread, LAUNCH_OVERHEAD / latency)
-
-
-def placement_spread(latency: float) -> float:
-    """Return the spread between buffer placements of a process, as a share of the latency."""
-    return _share(BETWEEN_PLACEMENTS, latency)
-
-
-def day_spread(latency: float) -> float:
-    """Return the spread between days, and between cards of a kind, as a share."""
-    return _share(BETWEEN_DAYS, latency)
-
-
-def _share(spread: tuple[float, float], latency: float) -> float:
+def share_of(spread: tuple[float, float], latency: float) -> float:
+    """Return a spread as a share of a latency in seconds, above 0."""
     time, share = spread
     return math.hypot(time / latency, share)
 
@@ -65,15 +46,18 @@ def repetition_margin(measurement: Measurement) -> float:
     mean = math.fsum(logs) / len(logs)
     squares = math.fsum((value - mean) ** 2 for value in logs)
     freedom = len(logs) - 1
-    placement = (PRIOR * placement_spread(latency) ** 2 + squares) / (PRIOR + freedom)
+    expected = share_of(BETWEEN_PLACEMENTS, latency)
+    placement = (PRIOR * expected**2 + squares) / (PRIOR + freedom)
     if freedom > 1:
         placement = max(placement, squares / freedom)
-    known = measurement.overhead is not None or measurement.sampler in ("graph", "batched")
     deviation = math.hypot(
-        process_spread(latency, overhead_corrected=known),
+        share_of(BETWEEN_PROCESSES, latency),
         math.sqrt(placement / len(logs)),
-        day_spread(latency),
+        share_of(BETWEEN_DAYS, latency),
     )
+    # Else the overhead is known and subtracted, or launches share it.
+    if measurement.overhead is None and measurement.sampler not in ("graph", "batched"):
+        deviation = math.hypot(deviation, LAUNCH_OVERHEAD / latency)
     return min(quantile(REPETITION, PRIOR) * deviation, FARTHEST)
 
 
