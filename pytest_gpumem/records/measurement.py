@@ -44,7 +44,7 @@ def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
     """Return the mode of each placement, counted from the fastest. `medians`: in seconds.
 
     In the order of the medians a gap of 1 % or more begins a new mode, if it is also 6 times the
-    shortest interval that holds half of them. Fewer than six placements are of one mode.
+    shortest interval that holds half of them. Fewer than six placements have a single mode.
     """
     modes = [0] * len(medians)
     if len(medians) < LEAST_FOR_MODES:
@@ -288,17 +288,13 @@ class Measurement(Record, frozen=True, dict=True):
 
     @property
     def counting(self) -> tuple[float, ...]:
-        """Medians that `latency` is the mean of: all; under a window without those of exceptional
-        placements."""
+        """Medians that `latency` is the mean of."""
         return self.counting_of(self.medians)
 
     def counting_of(self, medians: Sequence[float]) -> tuple[float, ...]:
-        """The same of medians of the same row in another process. Under a window a launch takes 5
-        to 25 % longer at some placements (`ci/records/nvidia-h200/l2_placements.json`).
-        """
-        if self.window is None:
-            return tuple(medians)
-        return without_exceptions(medians)
+        """Return those of the row's medians in a process that count: under a window without
+        exceptional placements, which take 5 to 25 % longer."""
+        return tuple(medians) if self.window is None else without_exceptions(medians)
 
     @property
     def latency(self) -> float:
@@ -330,9 +326,8 @@ class Measurement(Record, frozen=True, dict=True):
 
     @property
     def asked_bandwidth(self) -> float | None:
-        """Bytes per second that the threads request from caches and memory, if they request the
-        compulsory bytes `REPEATED` times or more; None otherwise.
-        """
+        """Bytes per second that the threads request, if they request the compulsory bytes
+        `REPEATED` times or more; None otherwise."""
         if self.requested is None or self.moved_bytes is None:
             return None
         if self.requested < REPEATED * self.moved_bytes.total:

@@ -195,10 +195,7 @@ class Omission(Record, frozen=True):
 
 
 def selects(name: str, nodeid: str) -> bool:
-    """Return whether a node id selects a test as on pytest's command line.
-
-    It is the test's id, or that of a file, a class or a test with parameters.
-    """
+    """Return whether the id of a test, a file, a class or a folder selects a test."""
     # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
     return nodeid == name or (
         not name.endswith("]")
@@ -215,10 +212,8 @@ def covers(name: str, key: str) -> bool:
 def key_of(nodeid: str, label: str) -> str:
     r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
 
-    Brackets inside the parameters and the label get a backslash, so that the parameter `a` with the
-    label `b` is `test[a][b]` and the parameter `a][b` is `test[a\]\[b]`. Two measurements can share
-    the key of a test `test` with the label `a` and of a test `test[a]` without: pytest makes only
-    one of them, and where both are collected the label is refused.
+    Brackets inside of parameters and label get a backslash: `a` with the label `b` is `test[a][b]`,
+    the parameter `a][b` is `test[a\]\[b]`. A label `a` beside a test `test[a]` is refused.
     """
     start = nodeid.find("[", nodeid.find("::") + 1)
     if start >= 0 and nodeid.endswith("]"):
@@ -227,10 +222,5 @@ def key_of(nodeid: str, label: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    # A backslash is doubled only before a bracket or the end: pytest writes many into its ids, such
-    # as "\xe4".
-    return re.sub(
-        r"(\\*)([\[\]]|\Z)",
-        lambda match: match[1] * 2 + (f"\\{match[2]}" if match[2] else ""),
-        text,
-    )
+    # A backslash is doubled only before a bracket or the end: pytest writes many, as in "\xe4".
+    return re.sub(r"([\[\]])", r"\\\1", re.sub(r"(\\+)(?=[\[\]]|\Z)", r"\1\1", text))

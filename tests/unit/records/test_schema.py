@@ -229,7 +229,6 @@ def test_what_does_not_fit_is_refused_with_its_path() -> None:
             r"migrations\.before\.causes\[\.\.\.\]: {'fault': -1}; expected",
         ),
         (["measurement", "conditions"], [], r"\$\.measurement\.conditions: "),
-        (["measurement", "label"], "other", r"label: 'other' in a row labelled 'warm'"),
     ]
     for path, value, where in cases:
         with naming(path, value, where), pytest.raises(SchemaError, match=where):
