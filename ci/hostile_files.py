@@ -189,7 +189,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.reporting.conclusion import Run
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.table import table
-    from pytest_gpumem.result_files import load
+    from pytest_gpumem.result_files import load_results
 
     facts = choose("sim").facts
     folder = path.parent / "baseline" / facts.key / "gpumem"
@@ -201,8 +201,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
         saved.unlink()
     try:
         baseline = Store(path.parent / "baseline", facts).load()
-        run = load(seeds / "results.json")
-        assert run is not None
+        run = load_results(seeds / "results.json").document
         rows = []
         for row in run.rows:
             limited = replace(row, limits=replace(row.limits, max_regression="1%"))
@@ -217,10 +216,9 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.acceptances import FIGURES, Acceptances, read
     from pytest_gpumem.limits import LIMITS
-    from pytest_gpumem.result_files import FileError, load
+    from pytest_gpumem.result_files import FileError, load_results
 
-    run = load(seeds / "results.json")
-    assert run is not None
+    run = load_results(seeds / "results.json").document
     try:
         accepted = Acceptances({path.name: read(path.read_bytes())})
     except FileError as error:

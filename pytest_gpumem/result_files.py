@@ -72,16 +72,6 @@ def document_in(value: object) -> Document:
         raise FileError("$.gpumem: nested too deeply") from None
 
 
-def load(path: Path) -> Document | None:
-    """Return the run in a file; None for an empty file, as pytest-benchmark leaves it where nothing
-    was measured. Raises `FileError`: the file cannot be read, or has no run.
-    """
-    text = content(path)
-    if not text.strip():
-        return None
-    return document_in(parsed(text))
-
-
 def load_results(path: Path) -> Results:
     """Return what a session with `--gpumem` wrote to the file of `--benchmark-json`.
     Raises `UserError`: the file cannot be read, is something else, or has impossible values.

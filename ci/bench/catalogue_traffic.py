@@ -30,7 +30,7 @@ from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, device_to_json
-from pytest_gpumem.result_files import load
+from pytest_gpumem.result_files import load_results
 from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB
 
@@ -55,9 +55,7 @@ def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[
             partial(print, file=sys.stderr),
             metrics=tuple(METRICS.values()),
         )
-        document = load(results)
-    if document is None:
-        raise NoAnswer("pytest measured nothing; its output is above")
+        document = load_results(results).document
     return document, launches
 
 

@@ -22,6 +22,7 @@ from pytest_gpumem.commands import (
     refuse,
     say,
     terminal,
+    write,
 )
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
@@ -32,7 +33,6 @@ from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
-from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import ancestry
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ def gate(
     """
     from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
     from pytest_gpumem.runs.gate import Gate
-    from pytest_gpumem.runs.session import Files
     from pytest_gpumem.runs.worktree import commit_of
 
     _check_arguments(pytest_arguments, output)
@@ -123,11 +122,18 @@ def gate(
     if max_regression is not None:
         pytest_arguments = (*pytest_arguments, f"--gpumem-max-regression={max_regression}")
     _prepare(output)
+    # One word each: pytest looks for its root folder among all words that are paths.
+    options = (
+        f"--junitxml={output / JUNIT}",
+        "--override-ini=junit_family=xunit1",  # it says where each test is defined
+        f"--gpumem-report={output / REPORT}",
+    )
     run = Gate(
         base,
         merge_base,
         pytest_arguments,
-        Files(output / RESULTS, output / JUNIT, output / REPORT),
+        output / RESULTS,
+        options,
         added if accept_from_change else Acceptances(),
         every if accept_from_change else merged,
         partial(_play, output, pytest_arguments),
@@ -208,46 +214,38 @@ def _prepare(output: Path) -> None:
         raise UserError(f"--output: cannot write {output}: {error.strerror or error}") from None
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file of the folder. Raises `UserError`: it cannot be written."""
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from None
-
-
 def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     """Write results, report and summary with the verdicts of the gate."""
     from pytest_gpumem.reporting import html, markdown
-    from pytest_gpumem.reporting.conclusion import Run, conclusion_lines
+    from pytest_gpumem.reporting.conclusion import Place, Run, conclusion_lines
     from pytest_gpumem.reporting.github import summarise, workflow_commands
 
-    document = gate.session.document
-    if document is None:
+    results = gate.results
+    if results is None:
         lines = [*conclusion.remarks, *conclusion_lines(conclusion, markdown.WIDTH)]
-        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(lines)))
+        write("--output", output / SUMMARY, "".join(f"{line}\n" for line in printable(lines)))
         return
-    _write_results(output / RESULTS, document, conclusion)
-    shown = load_results(output / RESULTS)
+    _write_results(output / RESULTS, results.document, conclusion)
     run = Run(
         conclusion.rows,
-        document.device,
-        document.settings,
-        shown.utc,
-        shown.revision,
+        results.document.device,
+        results.document.settings,
+        results.utc,
+        results.revision,
         past={row.key: gate.baseline.past(row) for row in conclusion.rows},
         remarks=conclusion.remarks,
         conclusion=conclusion,
     )
     summary = markdown.page(run)
-    _write(output / SUMMARY, summary)
+    write("--output", output / SUMMARY, summary)
     if run.rows:
-        _write(output / REPORT, html.page(run))
+        write("--output", output / REPORT, html.page(run))
     note = summarise(summary, os.environ)
     if note is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(run.rows, gate.session.places):
+        places = {nodeid: Place(*place) for nodeid, place in gate.of_head.places.items()}
+        for line in workflow_commands(run.rows, places):
             click.echo(line)
 
 
@@ -256,10 +254,7 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
     from pytest_gpumem.records.schema import document as to_document
     from pytest_gpumem.reporting.exports import figures
 
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"--output: cannot read {path}: {error.strerror or error}") from None
+    value = json.loads(path.read_bytes())
     rows, missing = conclusion.rows, conclusion.missing
     value["gpumem"] |= to_document(document.device, rows, document.settings, missing)
     of_rows = {(row.range_name, row.label): figures(row, document.device) for row in rows}
@@ -269,7 +264,7 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
             before = info["gpumem"]
             name = (before["range"], before.get("label", ""))
             info["gpumem"] = of_rows.get(name, before)
-    _write(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+    write("--output", path, json.dumps(value, allow_nan=False, indent=1) + "\n")
 
 
 # What to do, and the terminal
@@ -345,10 +340,9 @@ def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> 
     click.echo(f"gpumem gate: {first}")
     for line in further:
         click.echo(line)
-    document = gate.session.document
-    if document is not None:
+    if gate.results is not None:
         counts = counts_text(conclusion.rows)
-        device = document.device.name_and_driver
+        device = gate.results.document.device.name_and_driver
         click.echo(printable(f"{counts}; {rounded_duration(seconds)} on {device}"))
     if (output / REPORT).exists():
         click.echo(printable(f"report: {output / REPORT}"))

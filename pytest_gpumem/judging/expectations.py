@@ -93,6 +93,10 @@ class Selection(Record, frozen=True):
     """Files of installed plugins that left out tests, which are among the selected all the same."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of test files, by their path in node ids."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """By node id of what failed in it: the first line of why."""
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By node id of a reported test: its file, as `reporting.github` names it, and its line."""
 
     def has(self, nodeid: str) -> bool:
         """True if it selects a test."""

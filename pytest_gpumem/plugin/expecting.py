@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from pytest_gpumem.plugin.marks import (
     marks_of,
     uses,
 )
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.records.measurement import Limits
@@ -83,6 +83,8 @@ class ExpectationFeature(Feature):
         """Of these, where a session only collects, those that a mark skips or expects to fail."""
         # The file for what is selected; not of a session that a test starts.
         self._writes = os.environ.pop(SELECTION, None)
+        self._failures: dict[str, str] = {}  # as `Selection.failures`
+        self._places: dict[str, tuple[str, int]] = {}  # as `Selection.places`
         workers.carry("collected", self._seen, self._take)
 
     @contextmanager
@@ -109,6 +111,8 @@ class ExpectationFeature(Feature):
         reason = "its collection failed"
         if isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
+        else:
+            self._failures[report.nodeid] = "collection failure"
         self._modules[report.nodeid] = f"{report.nodeid} {report.outcome} ({reason})"
 
     def deselected(self, items: Sequence[pytest.Item]) -> None:
@@ -138,6 +142,21 @@ class ExpectationFeature(Feature):
 
     # What became of it
 
+    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
+        """Remember for a gate where a test is defined, and why it fails."""
+        if self._writes is not None:
+            from pytest_gpumem.reporting.github import place_of
+
+            file, line, _ = report.location
+            place = place_of(self._session.config.rootpath, file, (line or 0) + 1)
+            self._places[report.nodeid] = place.file, place.line
+            if report.failed:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                text = str(report.longrepr) if crash is None else crash.message
+                first_line = text.strip().partition("\n")[0].removeprefix("Failed: ")
+                self._failures.setdefault(report.nodeid, first_line or "failed")
+        return NOTHING
+
     def write_selection(self) -> None:
         """Write what this session selects, if a gate wants it. What an installed plugin left out
         counts too: it is for another runner.
@@ -159,7 +178,13 @@ class ExpectationFeature(Feature):
                 tests[nodeid] = test
         left_out = sorted({*self._no_verdict, *self._modules})
         selection = Selection(
-            tests, tuple(others), tuple(left_out), tuple(sorted(plugins)), self._files
+            tests,
+            tuple(others),
+            tuple(left_out),
+            tuple(sorted(plugins)),
+            self._files,
+            self._failures,
+            self._places,
         )
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))
 

@@ -93,29 +93,25 @@ def run(
     *,
     folder: Path | None = None,
 ) -> CommandResult:
-    """Run a command to its end. Raises `OSError`: it cannot be started.
+    """Run a command to its end in a folder. Raises `OSError`: it cannot be started.
 
-    `echo`: gets each line that it prints at once.
-    `folder`: to run in; None: the working directory.
+    `echo`: gets each line at once.
     """
     lines = []
-    try:
-        with subprocess.Popen(
-            command,
-            cwd=folder,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                echo(line.rstrip("\n"))
-                lines.append(line)
-    except subprocess.SubprocessError as error:
-        raise OSError(str(error)) from None
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            echo(line.rstrip("\n"))
+            lines.append(line)
     return CommandResult(process.returncode, "".join(lines))
 
 
@@ -166,10 +162,7 @@ class ForkServer:
                 pass_fds=[other.fileno()],
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     def output(self) -> str:
         """What it printed since the last call."""
@@ -216,4 +209,4 @@ class ForkServer:
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)

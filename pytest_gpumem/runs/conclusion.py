@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 from msgspec import structs
@@ -28,7 +28,6 @@ from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.open_rows import compared_limits
 from pytest_gpumem.runs.pairs import PEAK, TIME
-from pytest_gpumem.runs.session import SessionResult
 from pytest_gpumem.units import format_share, short_bytes
 
 
@@ -47,7 +46,7 @@ class State(Enum):
 
 NO_PASS = (State.OPEN, State.NEW, State.NOT_SHOWN)
 """States of rows that are not green under --strict. OPEN is no verdict without it, too."""
-NO_ROWS = {
+NO_ROWS: Mapping[int, str] = {
     Exit.USAGE: "pytest did not accept its arguments, its settings or the device",
     Exit.NO_TESTS: "no tests were collected",
     Exit.NO_VERDICT: "a part of the plugin raised by mistake; its output names it",
@@ -56,18 +55,22 @@ NO_ROWS = {
 
 
 def conclude(
-    session: SessionResult,
-    rows: Sequence[Row],
-    missing: Sequence[Omission],
-    looser: Sequence[LooserLimit],
-    new: Collection[str],
+    session_code: int,
+    failures: Mapping[str, str],
+    rows: Sequence[Row] = (),
+    missing: Sequence[Omission] = (),
+    looser: Sequence[LooserLimit] = (),
+    new: Collection[str] = (),
     *,
-    strict: bool,
+    strict: bool = False,
     strict_session: bool = False,
+    simulated: bool = False,
     real_devices: Sequence[str] = (),
 ) -> Conclusion:
     """Return the end of a gate, without advice.
 
+    `session_code`: pytest's exit code.
+    `failures`: by node id of what failed in the session: the first line of why.
     `rows`, `missing`: of the session, after the duet.
     `looser`: limits that the change loosens and does not accept.
     `new`: keys of the rows that BASE does not have.
@@ -78,46 +81,121 @@ def conclude(
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
+    # Tests that another one kept from running did not fail by themselves.
+    errors = {nodeid: why for nodeid, why in failures.items() if DID_NOT_RUN not in why}
     remarks = [*looser_lines(looser), *missing_lines(missing)]
     remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
     for row in (*states[State.OPEN], *states[State.ACCEPTED]):
         remarks.append(f"{row.verdict.outcome.word} {row.key}: {row.verdict.reason}")
-    lost_omissions = lost(missing)
-    code, causes = _early_end(session, rows)
+    all_rows = counted(len(rows), "row")
+
+    def end(code: int, *causes: str) -> Conclusion:
+        return Conclusion(
+            code, causes, rows, missing, tuple(remarks), errors=errors, simulated=simulated
+        )
+
+    # The session came to no rows, or not to its end
+    causes = _lost(missing)
+    if session_code in (Exit.USAGE, Exit.NO_VERDICT):
+        return end(session_code, NO_ROWS[session_code])
+    if session_code not in (Exit.FINE, Exit.FAILED, Exit.NO_TESTS):
+        return end(Exit.FAILED, *causes, f"pytest ended with {session_code} before its tests did")
+    if session_code == Exit.FAILED and not rows:
+        return end(Exit.FAILED, *causes, "tests failed, and nothing was measured")
+    if session_code == Exit.NO_TESTS or not rows:
+        causes.append(NO_ROWS.get(session_code, "nothing was measured"))
+        return end(Exit.FAILED if len(causes) > 1 else Exit.NO_VERDICT, *causes)
+
+    # Red
+    failed = states[State.FAILED]
+    if failed:
+        causes.append(failing_text(failed, rows))
+    if looser:
+        tests = {change.key for change in looser}
+        causes.append(f"looser limits of {counted(len(tests), 'test')}")
+    by_error = {row.nodeid for row in states[State.ERROR] if not did_not_run(row)}
+    by_error -= {row.nodeid for row in failed}
+    others = set(errors) - {row.nodeid for row in rows}
+    for count, what in (
+        (len(by_error), "failed by an assertion or an error of its own"),
+        (len(others), "failed without a measurement"),
+        (len(failures) - len(errors), "did not run"),
+    ):
+        if count:
+            causes.append(f"{counted(count, 'test')} {what}")
+    if not causes and session_code == Exit.FAILED and not failures:
+        causes.append("pytest failed the session as a whole; its output says why")
     if causes:
-        if lost_omissions and session.code not in (Exit.USAGE, Exit.NO_VERDICT):
-            code, causes = Exit.FAILED, [_lost_text(lost_omissions), *causes]
-    else:
-        code, causes = Exit.FAILED, _failures(session, states, rows, lost_omissions, looser)
-    if not causes:
-        code, causes = Exit.NO_VERDICT, _no_verdict(states, rows, missing)
-    if not causes and real_devices:
-        causes = [
+        return end(Exit.FAILED, *causes)
+
+    # No verdict
+    if not any(getattr(row.limits, name) is not None for row in rows for name in LIMITS):
+        return end(Exit.NO_VERDICT, "no row has a limit; --max-regression sets one for all")
+    if states[State.OPEN]:
+        causes.append(f"{len(states[State.OPEN])} of {all_rows} open")
+    unjudged = sum(omission.status == UNJUDGED for omission in missing)
+    if unjudged:
+        causes.append(f"{counted(unjudged, 'limit')} judged by nothing")
+    if real_devices and not causes:
+        causes.append(
             f"the device is simulated, and the baseline is of {', '.join(real_devices)}; "
             "-- --gpumem-device sim chooses the simulated device"
-        ]
-    if not causes and strict:
-        causes = _not_strict(states, rows)
-    if not causes:
-        code, causes = Exit.FINE, [_green(states, rows, missing)]
-        free = 0
-        for row in rows:
-            free += row.measurement is not None and row.limits.max_regression is None
-        if free:
-            remarks.append(
-                f"no max_regression for {free} of {counted(len(rows), 'row')}, so no slow-down "
-                "there is detected; see --max-regression"
-            )
-    simulated = session.document is not None and session.document.device.simulated
-    return Conclusion(
-        code,
-        tuple(causes),
-        tuple(rows),
-        tuple(missing),
-        tuple(remarks),
-        errors=errors_of(session),
-        simulated=simulated,
-    )
+        )
+    if strict and not causes:
+        no_pass = sum(len(states[state]) for state in NO_PASS)
+        if no_pass:
+            verb = "is" if no_pass == 1 else "are"
+            causes.append(f"under --strict, {no_pass} of {all_rows} {verb} no PASS")
+        elif any(row.verdict.simulated for row in rows):
+            causes.append("under --strict, the device is simulated")
+    if causes:
+        return end(Exit.NO_VERDICT, *causes)
+
+    # Green
+    free = 0
+    for row in rows:
+        free += row.measurement is not None and row.limits.max_regression is None
+    if free:
+        remarks.append(
+            f"no max_regression for {free} of {all_rows}, so no slow-down there is detected; "
+            "see --max-regression"
+        )
+    accepted = _accepted(rows, missing)
+    if accepted:
+        return end(Exit.FINE, f"ACCEPTED: {', '.join(accepted)}")
+    text = all_rows
+    for state in (State.NEW, State.NOT_SHOWN, State.ACCEPTED, State.MEASURED):
+        if states[state]:
+            text += f", {len(states[state])} of them {state.value}"
+    return end(Exit.FINE, text)
+
+
+def _lost(missing: Sequence[Omission]) -> list[str]:
+    """Such as "1 measurement of the baseline and 2 tests lost"; empty if nothing is."""
+    kinds = {ROW: "measurement", TEST: "test"}
+    counts = Counter(kinds.get(omission.what, "limit") for omission in lost(missing))
+    parts = []
+    for kind, of in (("measurement", " of the baseline"), ("test", ""), ("limit", "")):
+        if counts[kind]:
+            parts.append(counted(counts[kind], kind) + of)
+    return [f"{' and '.join(parts)} lost"] if parts else []
+
+
+def _accepted(rows: Sequence[Row], missing: Sequence[Omission]) -> list[str]:
+    """What the change accepts, such as "test_a.py::test_x +8.41 %"."""
+    accepted = []
+    for row in rows:
+        for limit in row.verdict.accepted:
+            figure = limit
+            if limit == TIME and row.verdict.paired is not None:
+                figure = format_share(row.verdict.paired.change, sign=True)
+            elif limit == PEAK and row.footprint is not None:
+                figure = f"a peak of {short_bytes(row.footprint.peak)}"
+            accepted.append(f"{row.key} {figure}")
+    for omission in missing:
+        if omission.status == ACCEPTED:
+            accepted.append(f"{omission.key} {omission.reason}")
+    return accepted
 
 
 def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
@@ -138,129 +216,7 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
     return State.PASSED if verdict.outcome is Outcome.PASS else State.MEASURED
 
 
-def _early_end(session: SessionResult, rows: Sequence[Row]) -> tuple[int, list[str]]:
-    """The exit code and why, where the session came to no rows or not to its end."""
-    code = session.code
-    if code in NO_ROWS:
-        return Exit.USAGE if code == Exit.USAGE else Exit.NO_VERDICT, [NO_ROWS[Exit(code)]]
-    if code not in (Exit.FINE, Exit.FAILED):
-        return Exit.FAILED, [f"pytest ended with {code} before its tests did"]
-    if rows:
-        return code, []
-    if code == Exit.FAILED:
-        return Exit.FAILED, ["tests failed, and nothing was measured"]
-    return Exit.NO_VERDICT, ["nothing was measured"]
-
-
-def errors_of(session: SessionResult) -> dict[str, str]:
-    """Return the failures of a session but those of tests that another one kept from running."""
-    errors = {}
-    for nodeid, message in session.failures.items():
-        if DID_NOT_RUN not in message:
-            errors[nodeid] = message
-    return errors
-
-
-def _failures(
-    session: SessionResult,
-    states: Mapping[State, Sequence[Row]],
-    rows: Sequence[Row],
-    lost_omissions: Sequence[Omission],
-    looser: Sequence[LooserLimit],
-) -> list[str]:
-    """What makes a gate red."""
-    causes = []
-    if lost_omissions:
-        causes.append(_lost_text(lost_omissions))
-    failed = states[State.FAILED]
-    if failed:
-        causes.append(failing_text(failed, rows))
-    if looser:
-        tests = {change.key for change in looser}
-        causes.append(f"looser limits of {counted(len(tests), 'test')}")
-    by_error = {row.nodeid for row in states[State.ERROR] if not did_not_run(row)}
-    by_error -= {row.nodeid for row in failed}
-    if by_error:
-        tests_text = counted(len(by_error), "test")
-        causes.append(f"{tests_text} failed by an assertion or an error of its own")
-    others = set(errors_of(session)) - {row.nodeid for row in rows}
-    if others:
-        causes.append(f"{counted(len(others), 'test')} failed without a measurement")
-    not_run = len(session.failures) - len(errors_of(session))
-    if not_run:
-        causes.append(f"{counted(not_run, 'test')} did not run")
-    if not causes and session.code == Exit.FAILED and not session.failures:
-        causes.append("pytest failed the session as a whole; its output says why")
-    return causes
-
-
-def _no_verdict(
-    states: Mapping[State, Sequence[Row]], rows: Sequence[Row], missing: Sequence[Omission]
-) -> list[str]:
-    """Why a gate without a failure gives no verdict; empty if it gives one."""
-    if not any(getattr(row.limits, name) is not None for row in rows for name in LIMITS):
-        return ["no row has a limit; --max-regression sets one for all"]
-    causes = []
-    if states[State.OPEN]:
-        causes.append(f"{len(states[State.OPEN])} of {counted(len(rows), 'row')} open")
-    unjudged = sum(omission.status == UNJUDGED for omission in missing)
-    if unjudged:
-        causes.append(f"{counted(unjudged, 'limit')} judged by nothing")
-    return causes
-
-
-def _not_strict(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> list[str]:
-    """Why a gate without a failure is not green under --strict."""
-    doubtful = sum(len(states[state]) for state in NO_PASS)
-    if doubtful:
-        verb = "is" if doubtful == 1 else "are"
-        return [f"under --strict, {doubtful} of {counted(len(rows), 'row')} {verb} no PASS"]
-    if any(row.verdict.simulated for row in rows):
-        return ["under --strict, the device is simulated"]
-    return []
-
-
-def _green(
-    states: Mapping[State, Sequence[Row]], rows: Sequence[Row], missing: Sequence[Omission]
-) -> str:
-    """What the change accepts, such as "ACCEPTED: test_a.py::test_x +8.41 %", else the rows."""
-    accepted = []
-    for row in rows:
-        for limit in row.verdict.accepted:
-            figure = limit
-            if limit == TIME and row.verdict.paired is not None:
-                figure = format_share(row.verdict.paired.change, sign=True)
-            elif limit == PEAK and row.footprint is not None:
-                figure = f"a peak of {short_bytes(row.footprint.peak)}"
-            accepted.append(f"{row.key} {figure}")
-    for omission in missing:
-        if omission.status == ACCEPTED:
-            accepted.append(f"{omission.key} {omission.reason}")
-    if accepted:
-        return f"ACCEPTED: {', '.join(accepted)}"
-    text = counted(len(rows), "row")
-    for state in (State.NEW, State.NOT_SHOWN, State.ACCEPTED, State.MEASURED):
-        if states[state]:
-            text += f", {len(states[state])} of them {state.value}"
-    return text
-
-
-def _lost_text(omissions: Sequence[Omission]) -> str:
-    """Return "1 measurement of the baseline, 2 tests and 1 limit lost"."""
-    counts = Counter(
-        omission.what if omission.what in (ROW, TEST) else "" for omission in omissions
-    )
-    parts = []
-    if counts[ROW]:
-        parts.append(f"{counted(counts[ROW], 'measurement')} of the baseline")
-    if counts[TEST]:
-        parts.append(counted(counts[TEST], "test"))
-    if counts[""]:
-        parts.append(counted(counts[""], "limit"))
-    return f"{' and '.join(parts)} lost"
-
-
-def looser_lines(looser: Sequence[LooserLimit]) -> list[str]:
+def looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
     """Return lines about the limits that a change loosens; tests with the same change share one."""
     tests: dict[tuple[str, str, str | None], list[str]] = {}
     for change in looser:
@@ -280,7 +236,7 @@ def may_be_excused(omission: Omission) -> bool:
 
 
 def excused(
-    missing: Sequence[Omission], skipped_in_base: Collection[str], name: str
+    missing: Iterable[Omission], skipped_in_base: Collection[str], name: str
 ) -> list[Omission]:
     """Return what was not judged. A test that skips while it runs is no loss if BASE skips it too.
 

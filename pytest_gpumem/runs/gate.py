@@ -10,8 +10,11 @@ rest.
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,16 +24,19 @@ from msgspec import structs
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import Store, devices
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Omission, Row, selects
-from pytest_gpumem.records.schema import Document
+from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
+from pytest_gpumem.result_files import Results, load_results
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.child import for_a_run, pytest_command, running
 from pytest_gpumem.runs.conclusion import conclude, excused, may_be_excused
 from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.open_rows import (
@@ -41,8 +47,9 @@ from pytest_gpumem.runs.open_rows import (
     with_duets,
 )
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
-from pytest_gpumem.runs.session import Files, SessionResult, run_session
-from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side
+from pytest_gpumem.runs.processes import BASE, Processes, Turn
+from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
 
 PlayDuet = Callable[[Side, RowFilter, "str | None"], Duet]
 """Plays a duet of a side with the working tree, and prints its verdicts.
@@ -58,7 +65,8 @@ class Gate:
     base: str  # as written
     merge_base: str  # commit that BASE and HEAD have in common
     arguments: tuple[str, ...]  # pytest's
-    files: Files  # that the session writes
+    file: Path  # for the session's results
+    options: tuple[str, ...]  # further words of the session alone
     accepted: Acceptances  # of those that the change adds, the ones that count
     all_accepted: Acceptances  # those of the project that count, of BASE too
     play: PlayDuet
@@ -68,11 +76,13 @@ class Gate:
     strict: bool = False
     _: KW_ONLY
     base_side: Side | None = None  # None: BASE has no folder such as this one
-    selection: Selection = field(default_factory=lambda: Selection({}))
-    """The tests that BASE selects."""
+    of_base: Selection = field(default_factory=lambda: Selection({}))  # the tests of BASE
+    of_head: Selection = field(default_factory=lambda: Selection({}))
+    """The tests of the change; none if its session did not come to its end."""
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
-    session: SessionResult = field(default_factory=lambda: SessionResult(0))
+    code: int = 0  # pytest's, of the session
+    results: Results | None = None  # of the session; None if it measured nothing
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
     """Limits that the change loosens and does not accept."""
@@ -84,33 +94,76 @@ class Gate:
         collected. Raises `UserError`: results or the baseline cannot be read.
         """
         with ExitStack() as stack:
-            self._measure(stack)
-            document = self.session.document
-            if document is None:
-                return conclude(self.session, (), (), self.looser, (), strict=False)
-            self.baseline = self._load_baseline(document)
-            return self._conclude(document)
+            self.say(
+                f"collect the tests of the merge base with {self.base}, and measure the change"
+            )
+            title = f"merge base with {self.base} {self.merge_base[:10]}"
+            with suppress(NoFolder):
+                self.base_side = stack.enter_context(
+                    revision_side(self.merge_base, Path.cwd(), title, python=self.base_python)
+                )
+            self._run_session()
+            self._add_looser(loosened(self.of_head, self.of_base), self.accepted)
+            if self.results is None:
+                return conclude(self.code, self.of_head.failures, looser=self.looser)
+            return self._decide(self.results)
 
     # Sentences 1 and 2
 
-    def _measure(self, stack: ExitStack) -> None:
-        """Collect the tests of BASE while the session collects and measures those of the change."""
-        title = f"merge base with {self.base} {self.merge_base[:10]}"
-        self.say(f"collect the tests of the merge base with {self.base}, and measure the change")
-        with suppress(NoFolder):
-            self.base_side = stack.enter_context(
-                revision_side(self.merge_base, Path.cwd(), title, python=self.base_python)
-            )
-        accepts = bool(self.accepted.files)
-        self.session = session = run_session(
-            self.files, self.base, self.arguments, self.base_side, accepts=accepts
-        )
-        self.selection = self._under_new_names(session.base)
-        if session.selection is not None:
-            self._add_looser(loosened(session.selection, self.selection), self.accepted)
+    def _run_session(self) -> None:
+        """Collect the tests of BASE while the session runs those of the change.
 
-    def _under_new_names(self, base: Selection) -> Selection:
-        """What BASE selects, its renamed tests by the names that they have in the change."""
+        The session waits with its first test until those of BASE are known.
+        """
+        # Tests after the first failure are judged too: the duet may clear that failure.
+        words = [*self.arguments, *self.options, "--maxfail=0"]
+        command = pytest_command(words, options=["--no-header"], results=self.file)
+        of_base, not_collected = Selection({}), None
+        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+            base, head = Path(folder, "base.json"), Path(folder, "head.json")
+            variables = {BASELINE_OF: self.base, BASE_SELECTION: str(base), SELECTION: str(head)}
+            if self.accepted.files:
+                variables[ACCEPTS] = "1"
+            with running(command, for_a_run(os.environ) | variables) as process:
+                try:
+                    if self.base_side is not None:
+                        of_base = self._collect(self.base_side, Path(folder, "collected.json"))
+                    write_whole(base, json.dumps(to_plain(of_base)))
+                except NoAnswer as error:
+                    not_collected = error
+                    write_whole(base, "null")
+                self.code = process.wait()
+            if not_collected is not None and self.code != Exit.USAGE:
+                raise not_collected  # the change's mistake comes first
+            if head.exists():
+                self.of_head = _selection(head)
+        # pytest-benchmark leaves an empty file where nothing was measured.
+        if self.file.exists() and self.file.stat().st_size:
+            self.results = load_results(self.file)
+        self._take_base(of_base)
+
+    def _collect(self, side: Side, file: Path) -> Selection:
+        """Collect the tests that BASE selects by the gate's arguments and its files, without a
+        GPU."""
+        words = [*self.arguments, "--collect-only", "--gpumem-device=sim"]
+        variables = {**os.environ, SELECTION: str(file)}
+        tree = working_tree(Path.cwd())
+        try:
+            with closing(Processes({BASE: side}, words, variables, tree=tree)) as processes:
+                process = processes.run(Turn(1, BASE), None)
+            if process.error is not None:
+                raise RunError(f"{process.name} {process.error}")
+            return _selection(file)
+        except RunError as error:
+            raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
+        except (OSError, ValueError, SchemaError):
+            raise NoAnswer(
+                f"BASE: {side.title} has another version of pytest-gpumem, which does not say what "
+                "it selects"
+            ) from None
+
+    def _take_base(self, base: Selection) -> None:
+        """Take what BASE selects, its renamed tests by the names that they have in the change."""
         for new, old in self.accepted.old_names().items():
             if any(selects(old, nodeid) for nodeid in (*base.tests, *base.others)):
                 self.old_names[new] = old
@@ -118,8 +171,8 @@ class Gate:
         tests = {}
         for nodeid, test in base.tests.items():
             tests[under_other_name(nodeid, new_names)] = test
-        others = [under_other_name(nodeid, new_names) for nodeid in base.others]
-        return structs.replace(base, tests=tests, others=tuple(others))
+        others = tuple(under_other_name(nodeid, new_names) for nodeid in base.others)
+        self.of_base = structs.replace(base, tests=tests, others=others)
 
     def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
         for change in changes:
@@ -128,37 +181,45 @@ class Gate:
 
     # Sentence 3
 
-    def _conclude(self, document: Document) -> Conclusion:
-        session = self.session
+    def _decide(self, results: Results) -> Conclusion:
+        document = results.document
         rows: Sequence[Row] = document.rows
         missing: Sequence[Omission] = document.missing
         strict_session = bool(document.settings.get("strict"))
-        real_devices = self._real_devices(document)
-        new = {row.key for row in rows if self.selection.lacks(row.nodeid)}
+        folder = Path(str(document.settings.get("baseline") or ".benchmarks")).expanduser()
+        history = partial(ancestry, self.base, folder=Path.cwd())
+        self.baseline = Store(folder, document.device).load(history, self.all_accepted)
+        real_devices: list[str] = []
+        if document.device.simulated and "--gpumem-device=sim" not in "=".join(self.arguments):
+            real_devices = [key for key in devices(folder) if not key.startswith(SIMULATED)]
+        new = {row.key for row in rows if self.of_base.lacks(row.nodeid)}
         limits, unknown, skipped = dict[str, Limits](), dict[str, Limits](), set[str]()
-        if session.code in (Exit.FINE, Exit.FAILED) and not real_devices:
-            unknown = self._compare_limits_of_calls(rows, session.selection)
+        if self.code in (Exit.FINE, Exit.FAILED) and not real_devices:
+            unknown = self._compare_limits_of_calls(rows)
             skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
             if not self.screen_only:
-                limits = limits_for_duet(rows, self.selection, self.accepted, strict=strict_session)
+                limits = limits_for_duet(rows, self.of_base, self.accepted, strict=strict_session)
         if limits or unknown or skipped:
-            result = self._duet(rows, {**unknown, **limits}, skipped)
-            verdicts = {verdict.key: verdict for verdict in result.rows}
-            new |= {key for key, verdict in verdicts.items() if verdict.outcome is Outcome.NEW}
+            duet = self._duet(rows, {**unknown, **limits}, skipped)
+            judged = {row.key: row for row in duet.rows}
+            new |= {key for key, row in judged.items() if row.outcome is Outcome.NEW}
             for row in rows:
-                if row.key in unknown and row.key in result.base_limits:
-                    self._compare_limits(row, result.base_limits[row.key])
-            missing = excused(missing, result.skipped_in_base, self.base)
-            self._check_creep(rows, verdicts)
-            rows = with_duets(rows, verdicts, self.accepted, strict=strict_session)
+                if row.key in unknown and row.key in duet.base_limits:
+                    self._compare_limits(row, duet.base_limits[row.key])
+            missing = excused(missing, duet.skipped_in_base, self.base)
+            if not any(row.outcome is Outcome.FAIL for row in duet.rows):
+                self._check_creep(rows, judged)
+            rows = with_duets(rows, judged, self.accepted, strict=strict_session)
         return conclude(
-            session,
+            self.code,
+            self.of_head.failures,
             rows,
             missing,
             self.looser,
             new,
             strict=self.strict,
             strict_session=strict_session,
+            simulated=document.device.simulated,
             real_devices=real_devices,
         )
 
@@ -174,55 +235,44 @@ class Gate:
             self.say(f"a duet decides {counted(open_rows, 'row')}")
         else:
             self.say("one pair of processes, for the limits and the skips of BASE")
-        wanted = RowFilter(frozenset(tests), limits, self.old_names)
-        return self.play(self.base_side, wanted, None)
+        return self.play(self.base_side, RowFilter(frozenset(tests), limits, self.old_names), None)
 
-    def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetRow]) -> None:
+    def _check_creep(self, rows: Sequence[Row], judged: dict[str, DuetRow]) -> None:
         """Compare rows that are above the limit over their reference with its oldest revision."""
-        if any(verdict.outcome is Outcome.FAIL for verdict in verdicts.values()):
-            return
         crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge
         for row in rows:
-            if row.key in verdicts:
-                limits = crept_limits(row, verdicts[row.key], self.accepted, self.baseline)
+            if row.key in judged:
+                limits = crept_limits(row, judged[row.key], self.accepted, self.baseline)
                 for revision, of_row in limits.items():
                     crept.setdefault(revision, {})[row.key] = of_row
         for revision, of_rows in crept.items():
             words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
             self.say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
             tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
-            wanted = RowFilter(tests, of_rows, self.old_names)
+            title = f"oldest revision of the reference {revision[:10]}"
             try:
-                oldest = self._duet_with_oldest(revision, wanted)
+                if revision == "None" or revision.endswith(DIRTY):
+                    raise RunError("no commit holds the code of its oldest run")
+                with revision_side(revision, Path.cwd(), title, name=title) as side:
+                    oldest = self.play(side, RowFilter(tests, of_rows, self.old_names), revision)
             except RunError as error:
                 for key, of_row in of_rows.items():
-                    verdicts[key] = not_checked(verdicts[key], of_row, str(error))
+                    judged[key] = not_checked(judged[key], of_row, str(error))
             else:
-                for verdict in oldest.rows:
-                    verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)
-
-    def _duet_with_oldest(self, revision: str, wanted: RowFilter) -> Duet:
-        """Raises `RunError`: the revision cannot be measured."""
-        if revision == "None" or revision.endswith(DIRTY):
-            raise RunError("no commit holds the code of its oldest run")
-        title = f"oldest revision of the reference {revision[:10]}"
-        with revision_side(revision, Path.cwd(), title, name=title) as side:
-            return self.play(side, wanted, revision)
+                for duet_row in oldest.rows:
+                    judged[duet_row.key] = with_creep(judged[duet_row.key], duet_row)
 
     # The limits of calls
 
-    def _compare_limits_of_calls(
-        self, rows: Sequence[Row], selection: Selection | None
-    ) -> dict[str, Limits]:
+    def _compare_limits_of_calls(self, rows: Sequence[Row]) -> dict[str, Limits]:
         """Compare the limits of calls, in test files that the change edits, with saved rows.
 
         Returns the rows without saved limits, of which a duet reads those of BASE.
         """
         unknown = {}
         for row in rows:
-            if self.selection.lacks(row.nodeid):
-                continue
-            if not edited(row.nodeid, selection or Selection({}), self.selection):
+            new = self.of_base.lacks(row.nodeid)
+            if new or not edited(row.nodeid, self.of_head, self.of_base):
                 continue
             saved = self.baseline.saved(row)
             if saved:
@@ -234,24 +284,8 @@ class Gate:
     def _compare_limits(self, row: Row, base: Limits) -> None:
         """Take the limits of calls that demand less than those of BASE."""
         calls = {name: getattr(base, name) for name in base.origin if base.origin[name] == "call"}
-        of_base = Limits(**calls)
-        self._add_looser(looser(row.key, row.limits, of_base), self.all_accepted)
-
-    # The baseline
-
-    def _load_baseline(self, document: Document) -> Baseline:
-        """The saved runs of the history that the change shares with BASE."""
-        history = partial(ancestry, self.base, folder=Path.cwd())
-        store = Store(_baseline_folder(document), document.device)
-        return store.load(history, self.all_accepted)
-
-    def _real_devices(self, document: Document) -> list[str]:
-        """GPUs of the baseline, where the device is simulated and the user did not choose that."""
-        chosen = "--gpumem-device=sim" in "=".join(self.arguments)
-        if chosen or not document.device.simulated:
-            return []
-        return [key for key in devices(_baseline_folder(document)) if not key.startswith(SIMULATED)]
+        self._add_looser(looser(row.key, row.limits, Limits(**calls)), self.all_accepted)
 
 
-def _baseline_folder(document: Document) -> Path:
-    return Path(str(document.settings.get("baseline") or ".benchmarks")).expanduser()
+def _selection(file: Path) -> Selection:
+    return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)

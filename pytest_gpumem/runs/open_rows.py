@@ -8,7 +8,13 @@ from statistics import fmean
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import FORGIVES, NONE, Acceptances, AcceptedChange
+from pytest_gpumem.baselines.acceptances import (
+    FORGIVES,
+    NONE,
+    Acceptance,
+    Acceptances,
+    AcceptedChange,
+)
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
@@ -58,17 +64,17 @@ def limits_for_duet(
                 failed.add(result.limit)
         values, origin = {}, {}
         for name in compared:
-            change = _accepted_change(accepted, row.key, name)
+            acceptance = _acceptance(accepted, row.key, name)
             # A doubt about the whole measurement is of no limit.
-            if name not in doubted and "" not in doubted and change is None:
+            if name not in doubted and "" not in doubted and acceptance is None:
                 continue
-            values[name], origin[name] = getattr(row.limits, name), "limit"
+            values[name] = getattr(row.limits, name)
+            origin[name] = row.limits.origin.get(name, "limit")
             # Memory is judged by its limit first, and a count without a limit needs none.
-            if change is not None and name != PEAK and change.value != NONE:
+            if acceptance is not None and name != PEAK and acceptance[1].value != NONE:
+                change = acceptance[1]
                 values[name] = change.up_to if name == TIME else change.value
                 origin[name] = "accepted"
-            elif name in row.limits.origin:
-                origin[name] = row.limits.origin[name]
         if values and failed <= set(compared):
             limits[row.key] = Limits(**values, origin=origin)
     return limits
@@ -85,36 +91,40 @@ def compared_limits(row: Row) -> list[str]:
     return names
 
 
-def _accepted_change(accepted: Acceptances, key: str, limit: str) -> AcceptedChange | None:
-    """The accepted change of a limit that compares with BASE."""
-    newest = accepted.of(key, FORGIVES[limit], limit if limit in EXACT else "")
-    return None if newest is None else newest[1]
+def _acceptance(
+    accepted: Acceptances, key: str, limit: str
+) -> tuple[Acceptance, AcceptedChange] | None:
+    """The accepted change of a limit that compares with BASE, and its file."""
+    figure = FORGIVES.get(limit)
+    if figure is None:
+        return None
+    return accepted.of(key, figure, limit if figure == "limit" else "")
 
 
 # What its verdicts change
 
 
 def with_duets(
-    rows: Sequence[Row], verdicts: Mapping[str, DuetRow], accepted: Acceptances, *, strict: bool
+    rows: Sequence[Row], duet: Mapping[str, DuetRow], accepted: Acceptances, *, strict: bool
 ) -> tuple[Row, ...]:
     """Return the rows with the verdicts of the duet, by row key. Other arguments as before."""
     failing = failing_in_themselves(rows, strict)
     judged = []
     for row in rows:
-        verdict = verdicts.get(row.key)
-        if verdict is None or verdict.outcome is Outcome.NEW or row.nodeid in failing:
+        duet_row = duet.get(row.key)
+        if duet_row is None or duet_row.outcome is Outcome.NEW or row.nodeid in failing:
             judged.append(row)
         else:
-            judged.append(_with_duet(row, verdict, accepted))
+            judged.append(_with_duet(row, duet_row, accepted))
     # All rows of a test fail with one of them, and no longer once none does.
     failing.update(row.nodeid for row in judged if is_failure(row.verdict, strict))
     return tuple(structs.replace(row, failed=row.nodeid in failing) for row in judged)
 
 
-def _with_duet(row: Row, verdict: DuetRow, accepted: Acceptances) -> Row:
-    results = [_up_to_accepted(row.key, result, verdict, accepted) for result in verdict.results]
+def _with_duet(row: Row, duet_row: DuetRow, accepted: Acceptances) -> Row:
+    results = [_up_to_accepted(row.key, result, duet_row, accepted) for result in duet_row.results]
     if not results:
-        results.append(LimitResult("", Outcome.UNDECIDED, None, verdict.sentence))
+        results.append(LimitResult("", Outcome.UNDECIDED, None, duet_row.sentence))
     judged = {result.limit for result in results}
     if "" in judged:
         judged.update(compared_limits(row))
@@ -122,10 +132,9 @@ def _with_duet(row: Row, verdict: DuetRow, accepted: Acceptances) -> Row:
     if all(getattr(row.limits, name) is None for name in BY_NUMBER):
         judged.add("")
     results += [result for result in row.verdict.limits if result.limit not in judged]
-    row = structs.replace(
-        with_verdict(row, results), differences=verdict.differences or row.differences
-    )
-    pairs = verdict.pairs
+    differing = duet_row.differences or row.differences
+    row = structs.replace(with_verdict(row, results), differences=differing)
+    pairs = duet_row.pairs
     if pairs is None or len(pairs.log_ratios) < 2:
         return row
     paired = PairedChange(pairs.change, *pairs.bounds, len(pairs.log_ratios))
@@ -133,23 +142,20 @@ def _with_duet(row: Row, verdict: DuetRow, accepted: Acceptances) -> Row:
 
 
 def _up_to_accepted(
-    key: str, result: LimitResult, verdict: DuetRow, accepted: Acceptances
+    key: str, result: LimitResult, duet_row: DuetRow, accepted: Acceptances
 ) -> LimitResult:
     """The result of the duet, or ACCEPTED where the change accepts it up to its size."""
-    limit, figure = result.limit, FORGIVES.get(result.limit)
+    limit, acceptance = result.limit, _acceptance(accepted, key, result.limit)
     if result.code is Code.MEASURED_DIFFERENTLY:
-        limit, figure = TIME, "measured"
-    if figure is None:
+        limit, acceptance = TIME, accepted.of(key, "measured")
+    if acceptance is None:
         return result
-    newest = accepted.of(key, figure, limit if figure == "limit" else "")
-    if newest is None:
-        return result
-    file, change = newest
-    if figure == "memory":
-        too_much = verdict.head_peak > parse_bytes(change.up_to or "")
+    file, change = acceptance
+    if change.figure == "memory":
+        too_much = duet_row.head_peak > parse_bytes(change.up_to or "")
     else:
         # The duet judged time and counts up to what is accepted.
-        too_much = figure != "measured" and change.value != NONE
+        too_much = change.figure != "measured" and change.value != NONE
     if too_much and result.outcome is not Outcome.PASS:
         return result
     reason = f"{limit} accepted ({file.who}: {file.reason}); {result.reason}"
@@ -160,49 +166,36 @@ def _up_to_accepted(
 
 
 def crept_limits(
-    row: Row, verdict: DuetRow, accepted: Acceptances, baseline: Baseline
+    row: Row, duet_row: DuetRow, accepted: Acceptances, baseline: Baseline
 ) -> dict[str, Limits]:
     """Return the limits that head is above over its reference, and did not fail against BASE.
 
     By the oldest revision of the reference. Steps that each pass may add up to more than a limit.
     """
-    references = {}
-    if row.measurement is not None and accepted.of(row.key, "time") is None:
+    references: dict[str, Sequence[PastRow]] = {}
+    pairs = duet_row.pairs
+    if pairs is not None and pairs.outcome in (Outcome.PASS, Outcome.UNDECIDED):
         runs = baseline.reference_runs(row)
-        if _crept_in_time(verdict, runs):
+        changes = []
+        for head in duet_row.head:
+            if runs and head.measurement is not None:
+                changes.append(against_reference(head.measurement, times_of(runs)).log_ratio)
+        if changes and fmean(changes) > pairs.limit:
             references[TIME] = runs
     growth = row.limits.max_peak_regression
-    if row.footprint is not None and growth and accepted.of(row.key, "memory") is None:
+    passed = [result.limit for result in duet_row.results if result.outcome is Outcome.PASS]
+    if growth is not None and PEAK in passed:
         runs = baseline.reference_runs(row, "memory")
-        if _crept_in_memory(verdict, growth, runs):
+        peaks = [max(peaks_of(footprint)) for footprint in memory_of(runs)]
+        if peaks and duet_row.head_peak > parse_growth(growth).most(max(peaks)):
             references[PEAK] = runs
     limits: dict[str, Limits] = {}
-    for name, runs in references.items():
-        revision = str(runs[0].process.revision)
-        of_row = limits.get(revision, Limits(origin=row.limits.origin))
-        limits[revision] = structs.replace(of_row, **{name: getattr(row.limits, name)})
+    for name, reference in references.items():
+        if _acceptance(accepted, row.key, name) is None:
+            revision = str(reference[0].process.revision)
+            of_row = limits.get(revision, Limits(origin=row.limits.origin))
+            limits[revision] = structs.replace(of_row, **{name: getattr(row.limits, name)})
     return limits
-
-
-def _crept_in_time(verdict: DuetRow, reference: Sequence[PastRow]) -> bool:
-    """True if head is slower than its reference by more than the limit."""
-    pairs = verdict.pairs
-    if pairs is None or pairs.outcome not in (Outcome.PASS, Outcome.UNDECIDED) or not reference:
-        return False
-    changes = []
-    for head in verdict.head:
-        if head.measurement is not None:
-            changes.append(against_reference(head.measurement, times_of(reference)).log_ratio)
-    return fmean(changes) > pairs.limit
-
-
-def _crept_in_memory(verdict: DuetRow, limit: str, reference: Sequence[PastRow]) -> bool:
-    """True if the peak of head grew over its reference by more than the limit."""
-    passed = [result.limit for result in verdict.results if result.outcome is Outcome.PASS]
-    if PEAK not in passed or not reference:
-        return False
-    greatest = max(max(peaks_of(footprint)) for footprint in memory_of(reference))
-    return verdict.head_peak > parse_growth(limit).most(greatest)
 
 
 def with_creep(row: DuetRow, oldest: DuetRow) -> DuetRow:

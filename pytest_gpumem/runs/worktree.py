@@ -42,12 +42,12 @@ class Side:
     python: str  # the interpreter
     current: Callable[[], str]  # the identity now
     imports: tuple[Path, ...] = ()  # folders whose modules come before installed ones
-    environment: Path | None = None  # its environment; None: this one
+    environment: Path | None = None  # None: this one
 
 
 @contextmanager
 def two_sides(base: str, here: Path, *, python: str | None = None) -> Iterator[tuple[Side, Side]]:
-    """Base and head, ready to run. What is made for them is removed at the end.
+    """Base and head, ready to run.
 
     `base`: a git revision of the project around `here`, the folder of the call.
     `python`: the interpreter of base; None: this one.
@@ -67,8 +67,7 @@ def revision_side(
 ) -> Iterator[Side]:
     """A commit, ready to run in the folder that is `here` in the working tree.
 
-    `title`: of the side, for people. `name`: of the revision, for errors.
-    `python`: as of `two_sides`.
+    `name`: of the revision, for errors. `python`: as of `two_sides`.
     Raises `RunError`: it cannot be prepared.
     """
     top = _top(here)
@@ -79,19 +78,12 @@ def revision_side(
         tree = Path(temporary).resolve() / "tree"
         try:
             _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-            if not (tree / below).is_dir():
+            folder = tree / below
+            if not folder.is_dir():
                 raise NoFolder(f"{name} has no folder {below}, where this was called")
             imports = (tree, tree / "src") if python is None else ()
-            yield Side(
-                title,
-                commit,
-                tree / below,
-                tree,
-                python or sys.executable,
-                lambda: commit,
-                imports,
-                environment,
-            )
+            python = python or sys.executable
+            yield Side(title, commit, folder, tree, python, lambda: commit, imports, environment)
         finally:
             _git(top, "worktree", "remove", "--force", "--force", str(tree), check=False)
 
@@ -105,8 +97,7 @@ def working_tree(here: Path) -> Side:
     """The working tree as it is, in this environment."""
     here = here.resolve()
     title, identity = _state(here)
-    root = _top(here) or here
-    return Side(title, identity, here, root, sys.executable, lambda: _state(here)[1])
+    return Side(title, identity, here, _top(here) or here, sys.executable, lambda: _state(here)[1])
 
 
 # Git
@@ -180,13 +171,13 @@ def _state(folder: Path) -> tuple[str, str]:
 def _environment_of(python: str) -> Path:
     """The environment of an interpreter that the caller names. Raises `RunError`: it is none."""
     # A caller's path is for its code, and an outer environment is not the new one.
-    environment = dict(os.environ)
+    variables = dict(os.environ)
     for name in ("PYTHONPATH", "PYTHONHOME"):
-        environment.pop(name, None)
+        variables.pop(name, None)
     command = [python, "-c", "import sys, pytest, pytest_gpumem; print(sys.prefix)"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=environment, check=False
+            command, capture_output=True, text=True, errors="replace", env=variables, check=False
         )
     except OSError as error:
         why = error.strerror or str(error)
@@ -205,8 +196,7 @@ def _environment_of(python: str) -> Path:
 
 
 def moved_word(word: str, side: Side, tree: Side) -> str:
-    """A word of a command line for a side: a path inside `tree` becomes the same place of the
-    side."""
+    """A word of a command line, in which a path inside `tree` becomes the same place of `side`."""
     option, equals, value = "", "", word
     if word.startswith("-"):
         option, equals, value = word.partition("=")
@@ -219,9 +209,9 @@ def moved_word(word: str, side: Side, tree: Side) -> str:
 
 
 def python_path(environment: Mapping[str, str], side: Side, others: Sequence[Side]) -> str | None:
-    """PYTHONPATH for a side beside others; None for no such variable.
+    """PYTHONPATH for a side, with entries inside another tree at the same places of the side.
 
-    Entries inside another tree become the same places of the side.
+    None for no such variable.
     """
     written = environment.get("PYTHONPATH")
     entries = [str(folder) for folder in side.imports]

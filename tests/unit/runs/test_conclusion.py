@@ -19,7 +19,6 @@ from pytest_gpumem.runs.conclusion import (
     looser_lines,
     state_of,
 )
-from pytest_gpumem.runs.session import SessionResult
 
 ROW_A = "t.py::a"
 
@@ -37,8 +36,7 @@ def concluded(
         failures = {one.nodeid: "an error" for one in rows if one.failed}
     if code is None:
         code = 1 if failures else 0
-    session = SessionResult(code, failures)
-    return conclude(session, rows, missing, looser, new, **{"strict": False, **options})
+    return conclude(code, failures, rows, missing, looser, new, **options)
 
 
 def not_shown() -> Row:
