@@ -1,5 +1,4 @@
-"""The charts of a run as SVG: one for each parametrised test, and one for the saved runs of a
-row."""
+"""The charts of a run as SVG: of each parametrised test, and of the saved runs of a row."""
 
 from __future__ import annotations
 
@@ -42,17 +41,13 @@ class Chart:
 
 
 def of_tests(shown: Sequence[RowView]) -> list[Chart]:
-    """A chart for each parametrised test, in the order of the rows: of its bandwidth if all rows
-    have a bandwidth, else of its latency."""
+    """A chart for each parametrised test: of its bandwidth if all rows have one, else of its
+    latency."""
     tests: dict[str, list[RowView]] = {}
     for view in shown:
         if view.row.measurement is not None:
             tests.setdefault(function_of(view.row), []).append(view)
-    charts = []
-    for function, of in tests.items():
-        if len(of) > 1:
-            charts.append(_of_test(function, of))
-    return charts
+    return [_of_test(function, of) for function, of in tests.items() if len(of) > 1]
 
 
 def _of_test(function: str, shown: Sequence[RowView]) -> Chart:
@@ -93,8 +88,7 @@ def _parameters(row: Row) -> str:
 
 
 def _number_of(names: Sequence[str]) -> int | None:
-    """The place of the number with the most values, of those that all rows have; None without a
-    number of three values or more."""
+    """The place of the number with the most values, three or more, of those that all rows have."""
     numbers = [_NUMBER.findall(name) for name in names]
     best, most = None, 2
     for place in range(min(len(of_name) for of_name in numbers)):

@@ -28,11 +28,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Columns:
-    """A table: names, figures aligned right, and a last column.
-
-    Nothing is cut: a name that does not fit has a line above its figures. Columns of
-    figures without any text are left out.
-    """
+    """A table: names, figures aligned right, and a last column, without empty columns. Nothing is
+    cut: a name that does not fit has a line above its figures."""
 
     name: str  # heading of the names
     figures: Sequence[str]  # headings of the figures
@@ -73,7 +70,6 @@ class Columns:
         return "\n".join(lines)
 
     def _longest(self, index: int) -> int:
-        """The length of the longest figure in a column."""
         longest = 0
         for line in self.lines:
             if isinstance(line, Line):
@@ -102,12 +98,8 @@ def _printed(renderable: object, colour: bool) -> list[str]:
 
 
 def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> list[str]:
-    """A sentence in lines of at most `width` characters where its words allow it.
-
-    `sentence`: on a single line; it keeps blanks at its begin.
-    `first`: before the first line.
-    `indent`: before the further ones.
-    """
+    """A sentence in lines of at most `width` characters where its words allow it. `first` stands
+    before the first line, `indent` before the further ones."""
     # A number stays with its unit; an id is never cut, so that it can be copied.
     kept = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence)
     lines = textwrap.wrap(

@@ -1,7 +1,5 @@
-"""The conclusion of a session or a gate: what it decides, why, and what to do.
-
-The same lines end a terminal's output, `summary.md` and the page.
-"""
+"""The conclusion of a session or a gate: what it decides, why, and what to do. The same lines end a
+terminal's output, `summary.md` and the page."""
 
 from __future__ import annotations
 
@@ -84,8 +82,8 @@ def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
 
 
 def failing_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows that fail, worst first, without those that pass beside a failing row of their
-    test; a test that failed by an error has the first of its rows."""
+    """The rows that fail, worst first, without those that pass beside a failing row of their test.
+    A test that failed by an error has the first of its rows."""
     by_verdict = {row.nodeid for row in rows if row.verdict.outcome is Outcome.FAIL}
     failing: dict[str, Row] = {}
     for row in worst_first(rows):
@@ -98,9 +96,7 @@ def failing_rows(rows: Sequence[Row]) -> list[Row]:
 
 def row_lines(row: Row, error: str | None = None) -> list[str]:
     """The verdict and the name of a row, every broken limit, and the first thing that differs.
-
-    `error`: the first line of the error of its test, if that is known.
-    """
+    `error`: the first line of the error of its test, if that is known."""
     if row.test_error is True and row.verdict.outcome is not Outcome.FAIL:
         return [f"FAIL {row.key}", f"  {error or 'its test failed by an assertion or an error'}"]
     lines = [f"{verdict_text(row)}{mark(row.verdict.simulated)} {row.key}"]
@@ -111,8 +107,7 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
-    """By node id, each lost test beside a single new test of its file, which may be its new
-    name."""
+    """By node id, each lost test beside a single new test of its file: perhaps its new name."""
     new: dict[str, list[str]] = {}
     for row in conclusion.rows:
         if row.verdict.outcome is Outcome.NEW:
@@ -133,10 +128,10 @@ def advice(
     limits: Sequence[str] = (),
     repair: Sequence[str] = (),
 ) -> list[tuple[str, str]]:
-    """What to do about a failure, in the order repeat, repair, accept.
+    """What to do about a failure.
 
-    `repeat`: the words of the command that measures it again; empty if there is none.
-    `accept`: the commands that accept it; empty if nothing can be accepted.
+    `repeat`: the words of the command that measures it again.
+    `accept`: the commands that accept it.
     `option`: name the gate's option, which was not given.
     `limits`: names of broken limits that no acceptance covers.
     `repair`: what to do besides a change of the code.

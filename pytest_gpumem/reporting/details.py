@@ -119,8 +119,7 @@ def _of_traffic(measurement: Measurement, facts: DeviceFacts) -> Details:
 
 
 def conditions_text(conditions: Conditions) -> str:
-    """Such as "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"; empty if nothing is
-    known. What spoils a measurement is in capitals."""
+    """Such as "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled", or empty."""
     parts = []
     if conditions.sm_clock_hz is not None:
         parts.append(f"SM {conditions.sm_clock_hz / 1e6:.0f} MHz")
@@ -145,9 +144,8 @@ def migrations_text(migrations: Migrations) -> str:
     if counts is None:
         return f"not counted: {migrations.not_counted}"
     faults = f"{counted(counts.gpu_faults, 'GPU page fault')}, {counts.cpu_faults} of the CPU"
-    moved = (
-        f"{short_bytes(counts.to_device)} to the device, {short_bytes(counts.to_host)} to the host"
-    )
+    to_device, to_host = short_bytes(counts.to_device), short_bytes(counts.to_host)
+    moved = f"{to_device} to the device, {to_host} to the host"
     return f"a launch, counted by {migrations.source}: {faults}, {moved}"
 
 

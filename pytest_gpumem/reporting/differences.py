@@ -51,10 +51,8 @@ def describe(difference: Difference) -> str:
             return "reference: other source"
         return f"{subject}: its module changed"
     if not field and (was is None or now is None):
-        what = "added"
-        if now is None:
-            what = "removed"
         value = was or now
+        what = "removed" if now is None else "added"
         return f"{subject} {what} ({value})" if value else f"{subject} {what}"
     values = " → ".join(_values(difference))
     if field.startswith("argument"):

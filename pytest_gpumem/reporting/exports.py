@@ -66,7 +66,7 @@ def _field(value: object) -> object:
 
 
 def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
-    """The figures of a row as plain values in SI units. `facts`: of the run's device."""
+    """The figures of a row as plain values in SI units."""
     measurement = row.measurement
     known: dict[str, Any] = {
         "gpu": facts.key,
@@ -105,11 +105,8 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
 
 
 def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
-    """JUnit properties: the figures as JSON, and those that a person looks for, each by itself.
-    `facts`: of the session's device."""
-    suffix = ""
-    if row.label:
-        suffix = f"[{row.label}]"
+    """JUnit properties: the figures as JSON, and those that a person looks for, each by itself."""
+    suffix = f"[{row.label}]" if row.label else ""
     known = figures(row, facts)
     entries: list[tuple[str, object]] = [(f"{PROPERTY}{suffix}", json.dumps(known))]
     for name in READABLE:

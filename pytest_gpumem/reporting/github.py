@@ -25,10 +25,8 @@ LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger file
 
 
 def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
-    """GitHub's annotations: a line for each row that needs a look, worst first.
-
-    `places`: of the tests, by node id. The last line of a level counts what GitHub does not show.
-    """
+    """GitHub's annotations: a line for each row that needs a look, worst first. The last line of a
+    level counts what GitHub does not show. `places`: of the tests, by node id."""
     levels: dict[str, list[Row]] = {"error": [], "warning": []}
     for row in worst_first(rows):
         if attention(row) < FINE:
@@ -57,11 +55,7 @@ def _annotation(level: str, row: Row, place: Place | None) -> str:
 
 
 def place_of(root: Path, file: str, line: int) -> Place:
-    """The place of a test within the repository, whose folder GITHUB_WORKSPACE may name.
-
-    `file`: relative to `root`.
-    `line`: from 1 on.
-    """
+    """The place of a test within the repository, whose folder GITHUB_WORKSPACE may name."""
     whole, checkout = Path(os.path.normpath(root / file)), os.environ.get("GITHUB_WORKSPACE")
     if checkout and whole.is_relative_to(checkout):
         return Place(whole.relative_to(checkout).as_posix(), line)
@@ -78,8 +72,7 @@ def _property(text: str) -> str:
 
 
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:
-    """Append Markdown to GitHub's job summary, if it has any. Return why it was not written,
-    which fails no run; else None."""
+    """Append Markdown to GitHub's job summary, if it has any. Return why it was not written."""
     name = environment.get(VARIABLE)
     if not name:
         return None

@@ -1,8 +1,7 @@
-"""One self-contained HTML page of a run: nothing from the network, light and dark, all text
-escaped.
+"""One self-contained HTML page of a run: nothing from the network, all text escaped.
 
-A content security policy names its script and its style sheet by their digests, so that a browser
-runs nothing else, whatever a name or a file contains.
+A content security policy names its script and its style sheet by their digests: a browser runs
+nothing else, whatever a name or a file contains.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def anchor(key: str) -> str:
 
 
 def page(run: Run) -> str:
-    """The page."""
     rows, facts, past = printable((list(run.rows), run.facts, dict(run.past)))
     shown = views(worst_first(rows), facts)
     headings = headings_of(shown)
@@ -79,7 +77,6 @@ def _digest(text: str) -> str:
 
 
 def _css(view: RowView) -> str:
-    """The class of an outcome: "pass", "fail", "measured" or "doubt"."""
     return _CLASSES.get(view.outcome, "doubt")
 
 
@@ -103,7 +100,6 @@ def _line(view: RowView, headings: Sequence[str]) -> dict[str, object]:
 
 
 def _section(view: RowView, facts: DeviceFacts, past: Sequence[Past]) -> dict[str, object]:
-    """The section of a row."""
     terms = [("test", view.row.key), ("verdict", view.row.verdict.reason)]
     terms += details(view.row, facts)
     return {

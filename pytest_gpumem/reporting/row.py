@@ -1,7 +1,4 @@
-"""One view of a row: names, figures with their units, verdict and broken limits.
-
-Every output draws it: terminal, HTML and Markdown. Colour and width are theirs.
-"""
+"""One view of a row, which terminal, HTML and Markdown draw."""
 
 from __future__ import annotations
 
@@ -81,9 +78,7 @@ def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> l
 
 def headings_of(shown: Iterable[RowView]) -> list[str]:
     """The headings for which some row has a figure."""
-    known = set[str]()
-    for view in shown:
-        known |= view.figures.keys()
+    known = set[str]().union(*(view.figures for view in shown))
     return [heading for heading in HEADINGS if heading in known]
 
 
@@ -98,18 +93,14 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 
 def function_of(row: Row) -> str:
     """The id of a row's test function, without the parameters of this call."""
-    file, colons, test = row.nodeid.partition("::")
-    if not colons:
-        return file.partition("[")[0]
-    return f"{file}::{test.partition('[')[0]}"
+    start = row.nodeid.find("[", row.nodeid.find("::") + 1)
+    return row.nodeid[:start] if start >= 0 else row.nodeid
 
 
 def verdict_text(row: Row) -> str:
     """Such as "PASS", "PASS, test failed"."""
-    text = row.verdict.outcome.word
-    if row.failed and row.verdict.outcome is not Outcome.FAIL:
-        text += ", test failed"
-    return text
+    failed = row.failed and row.verdict.outcome is not Outcome.FAIL
+    return row.verdict.outcome.word + (", test failed" if failed else "")
 
 
 def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Figure]:
@@ -146,8 +137,7 @@ def _latency(measurement: Measurement, seconds: float) -> Figure:
 
 
 def _memory(row: Row, every: bool) -> dict[str, Figure]:
-    """Peak and kept memory: where they are limited, where nothing else was measured, and what is
-    kept in any case."""
+    """Peak and kept memory where limited or alone, and what is kept in any case."""
     footprint, limits, known = row.footprint, row.limits, {}
     if footprint is None or not footprint.watched:
         return {}
@@ -160,7 +150,7 @@ def _memory(row: Row, every: bool) -> dict[str, Figure]:
 
 
 def change_of(row: Row) -> float | None:
-    """The change of the latency as a share: of a duet, else against the reference; None without."""
+    """The change of the latency as a share: of a duet, else against the reference."""
     if row.verdict.paired is not None:
         return row.verdict.paired.change
     comparison = row.verdict.comparison
@@ -231,10 +221,7 @@ def worst_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def broken_limits(row: Row) -> list[str]:
-    """A line for each limit of a row that does not hold: figure, limit and difference.
-
-    A slow-down has a line before: both latencies.
-    """
+    """A line for each limit of a row that does not hold, of a slow-down with both latencies."""
     lines = []
     for result in row.verdict.limits:
         if result.outcome is not Outcome.FAIL:

@@ -35,19 +35,17 @@ def table(
     saved: bool = False,
     memory: bool = False,
 ) -> str:
-    """The table, the sentences under it, and the counts; without a trailing line break.
+    """The table, the sentences under it, and the counts.
 
     `every`: list every row, with its notes; else at most `MOST` rows, what needs a look first.
-    `saved`: the session stores its rows, or a duet judges them: nobody needs to store NEW rows.
+    `saved`: nobody needs to store NEW rows.
     `memory`: show every peak of memory, not only those with a limit.
     """
-    rows, facts = printable(list(rows)), printable(facts)
+    rows, facts = printable((list(rows), facts))
     measured = [row for row in rows if row.measured_something]
-    shown = views(measured, facts, memory=memory)
+    listed = shown = views(measured, facts, memory=memory)
     if not every:
         shown.sort(key=lambda view: attention(view.row))
-    listed = shown
-    if not every:
         listed = shown[:MOST]
     lines, sentences = list[str](), list[str]()
     if listed:
@@ -70,10 +68,8 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
     headings = headings_of(shown)
     lines = []
     for view in shown:
-        text = view.verdict
-        if view.simulated:
-            text += " (sim)"
-        verdict = Text(text, style=view.outcome.style)
+        sim = " (sim)" if view.simulated else ""
+        verdict = Text(view.verdict + sim, style=view.outcome.style)
         lines.append(Line(view.name, view.texts(headings), verdict))
     return Columns("test", headings, "verdict", lines).drawn(width, colour)
 
@@ -107,9 +103,7 @@ def _which(rows: Sequence[Row]) -> str:
 
 def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
     """A sentence for each reason that leaves rows without a verdict. It says what decides them.
-
-    `store`: name the command that stores NEW rows.
-    """
+    `store`: name the command that stores NEW rows."""
     groups: dict[tuple[Outcome, Code | None, str], list[Row]] = {}
     for row in rows:
         outcome = row.verdict.outcome

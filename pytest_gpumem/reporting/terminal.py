@@ -37,11 +37,8 @@ def header(
     *,
     fallback_reason: str | None = None,
 ) -> list[str]:
-    """Lines about the device and the settings, by option, that are not the default.
-
-    `baseline`: a sentence about it.
-    `fallback_reason`: why the device is simulated, if nobody chose that.
-    """
+    """Lines about the device, the settings that are not the default, and the baseline.
+    `fallback_reason`: why the device is simulated, if nobody chose that."""
     device = device_text(facts)
     if facts.simulated:
         why = f" ({fallback_reason})" if fallback_reason else ""
@@ -57,14 +54,11 @@ def header(
 
 def device_text(facts: DeviceFacts) -> str:
     """The GPU in words."""
-    peak = "unknown"
-    if facts.dram_peak:
-        peak = format_rate(facts.dram_peak)
     parts = [
         facts.name,
         f"driver {facts.driver or 'unknown'}",
         f"CUDA {facts.cuda or 'unknown'}",
-        f"peak {peak}",
+        f"peak {format_rate(facts.dram_peak) if facts.dram_peak else 'unknown'}",
         f"{facts.memory_bytes / 2**30:.1f} GiB",
         f"L2 {format_bytes(facts.l2_bytes)}",
     ]
@@ -84,7 +78,6 @@ _LIMITS = ("max_regression", "min_bandwidth", "max_latency", "strict")
 
 
 def _plan(settings: Mapping[str, object]) -> str:
-    """The mode, and the settings that are not the default."""
     usual = Settings().to_json()
     parts = []
     for name in (*_PLAN, *_LIMITS):
@@ -131,8 +124,7 @@ def counts_text(rows: Sequence[Row]) -> str:
 
 def missing_lines(missing: Sequence[Omission]) -> list[str]:
     """Lines about what was not judged: each lost measurement, each limit on a test that measured
-    nothing, and how many were not run.
-    """
+    nothing, and how many were not run."""
     names = {LOST: "lost", ACCEPTED: "accepted", UNJUDGED: "not judged"}
     crashed: dict[str, set[str]] = {}
     not_run: dict[str, Counter[str]] = {}
