@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -214,7 +214,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.acceptances import FIGURES, Acceptances, read
+    from pytest_gpumem.baselines.acceptances import Acceptances, Figure, read
     from pytest_gpumem.limits import LIMITS
     from pytest_gpumem.result_files import FileError, load_results
 
@@ -228,7 +228,7 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
         for change in accepted.files[path.name].changes:
             str(change)
         accepted.why_gone(measured.key)
-        for figure in FIGURES:
+        for figure in get_args(Figure):
             accepted.digest(measured.key, figure)
         for name in LIMITS:
             accepted.allows(measured.key, name, None)

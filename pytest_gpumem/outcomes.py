@@ -64,7 +64,6 @@ class Code(str, Enum):
     """UNDECIDED, and FAIL in a duet: another mode, sampler or window, or fewer declared bytes."""
     TOO_FEW_RUNS = "too few runs"
     """UNDECIDED: the reference has a single process, which does not tell how processes differ."""
-    NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read."""
     NO_BASELINE = "no baseline"  # NEW: the baseline has no such row, or none since an acceptance

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -52,7 +52,6 @@ LONGEST = 60  # characters of a test's id in the name of its file
 NONE = "none"  # value of a limit that a change removes
 
 Figure = Literal["time", "memory", "limit", "removed", "renamed", "measured"]
-FIGURES: tuple[Figure, ...] = get_args(Figure)
 NotBlank = Annotated[str, msgspec.Meta(pattern=r"\S")]
 FORGIVES: Mapping[str, Figure] = {
     "max_regression": "time",
@@ -136,8 +135,7 @@ class Acceptances:
         return _digest([change.row, change.figure, change.up_to, since])
 
     def why_gone(self, row_key: str) -> str | None:
-        """Return why a row may be missing: "removed (ann: obsolete)", "renamed to test_new (…)";
-        None if it may not be."""
+        """Return why a row may be missing, such as "removed (ann: obsolete)", or None."""
         for acceptance, change in self._newest_first():
             who = f"({acceptance.who}: {acceptance.reason})"
             if change.figure == "removed" and covers(change.row, row_key):
@@ -165,10 +163,7 @@ class Acceptances:
         return value is not None and not LIMITS[limit].looser(value, change.value)
 
     def split_at(self, revision: str) -> tuple[Acceptances, Acceptances]:
-        """Return those whose files a revision has, and those that were added since.
-
-        Raises `RevisionError`: git fails.
-        """
+        """Return those whose files a revision has, and the others. Raises `RevisionError`."""
         if not self.files:
             return self, self
         names = files_at(revision, FOLDER, self.root)
@@ -188,10 +183,7 @@ class Acceptances:
 
 
 def acceptances(folder: Path) -> Acceptances:
-    """Read the acceptances of a project. `folder`: pytest's root folder.
-
-    Raises `UserError`: a file cannot be used; a line with its name and the field.
-    """
+    """Read the acceptances below pytest's root folder. Raises `UserError`: one cannot be used."""
     files = {}
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:

@@ -65,8 +65,8 @@ class Baseline:
     def enters(self, row: Row, figure: Figure, today: date) -> bool:
         """Return whether a figure is to be saved: its reference is not full, or it gained.
 
-        So is one of the day after a gain, and one whose test has other limits, which a gate
-        compares with those of the newest run.
+        So is a figure of the day after a gain, and of a test with other limits, as a gate compares
+        limits with those of the newest run.
         """
         days = self._days(row, figure)
         reference, later = days[:DAYS], days[DAYS:]

@@ -1,7 +1,7 @@
 """Load and save the runs of a kind of device.
 
-A run is a file, `<place>/<GPU>/gpumem/<utc>-<revision>-<id>.json`. It is whole as soon as it is
-there, nobody changes it, and its name is never used again: so writers need no lock.
+A run is a file, `<place>/<GPU>/gpumem/<utc>-<revision>-<id>.json`. It is written whole, never
+changes, and no name is used twice: so writers need no lock.
 """
 
 from __future__ import annotations
@@ -64,13 +64,10 @@ class Store:
         ancestry: Callable[[frozenset[str]], Ancestry] | None = None,
         acceptances: Acceptances | None = None,
     ) -> Baseline:
-        """Read all saved rows of this device.
+        """Read all saved rows of this device. Raises `BaselineError`: a file cannot be used.
 
-        `ancestry`: finds the history that holds each revision. Then only the runs count whose
-        revision the change is built on. None: all files count.
+        `ancestry`: sorts revisions; only runs that the change is built on count. None: all count.
         `acceptances`: of the session's project.
-        Raises `BaselineError`: a file that cannot be read, has another layout, was edited, or
-        belongs to another device; or a copy. Nothing is skipped.
         """
         with uncollected():
             runs = [run for _, run in self.files()]
@@ -86,12 +83,11 @@ class Store:
         mode: str | None = None,
         baseline: Baseline | None = None,
     ) -> SaveResult:
-        """Write the rows that may enter into a new file.
+        """Write the rows that may enter into a new file. Raises `BaselineError`.
 
-        `revision`: revision of the measured code, such as a commit id; None if unknown.
+        `revision`: of the measured code, such as a commit id; None if unknown.
         `mode`: of the session.
         `baseline`: the baseline that they were judged against; None: load it.
-        Raises `BaselineError`: the file cannot be written; without `baseline`, also as `load`.
         """
         baseline = baseline if baseline is not None else self.load()
         run = SavedRun(

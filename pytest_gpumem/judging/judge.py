@@ -68,11 +68,6 @@ def doubts(measurement: Measurement) -> Iterator[str]:
         )
 
 
-def comparable(measurement: Measurement, past: Measurement) -> bool:
-    """True if both were measured in the same way, and the past measurement without a profiler."""
-    return _way(past) == _way(measurement) and not past.profiled
-
-
 # Whether a test fails
 
 
@@ -108,24 +103,31 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
     alike, left_out = [measurement], list[str]()
     for number, rows in enumerate(further, 2):
         process = rows[key].measurement if key in rows else None
-        why = _unlike(measurement, process)
-        if why is not None:
-            left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
-        elif process is not None:
+        if process is None:
+            why = "it has no such row"
+        elif _way(process) != _way(measurement):
+            why = f"it measured {', '.join(_way(process))}"
+        else:
+            why = ", ".join(unreliable(process))
+        if process is not None and not why:
             alike.append(process)
+        else:
+            left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
     return replace(
         measurement,
-        what_ran=ran_in_all(alike) or measurement.what_ran,
+        what_ran=_ran_in_all(alike) or measurement.what_ran,
         further=tuple(process.repeat for process in alike[1:]),
         notes=(*measurement.notes, *left_out),
     )
 
 
-def ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
-    """Return what all processes of a run ran, without bytes of arguments that differ between them.
+def _way(measurement: Measurement) -> tuple[str, ...]:
+    return measurement.target, measurement.sampler, measurement.mode
 
-    None if no process recorded it.
-    """
+
+def _ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
+    """Return what all processes ran, without the bytes of arguments that differ between them; None
+    if no process recorded it."""
     records = []
     for process in processes:
         if process.what_ran is not None and process.what_ran.digest is not None:
@@ -137,16 +139,3 @@ def ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
         return together
     why = "processes of the same run did not run the same"
     return replace(records[0], digest=None, not_watched=why)
-
-
-def _way(measurement: Measurement) -> tuple[str, ...]:
-    return measurement.target, measurement.sampler, measurement.mode
-
-
-def _unlike(measurement: Measurement, other: Measurement | None) -> str | None:
-    """Return why another process's measurement cannot be averaged with this; None if it can."""
-    if other is None:
-        return "it has no such row"
-    if _way(other) != _way(measurement):
-        return f"it measured {', '.join(_way(other))}"
-    return ", ".join(unreliable(other)) or None

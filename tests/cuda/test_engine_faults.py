@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from pytest_gpumem import Case, GpuBenchmark, MiB
-from pytest_gpumem.judging.judge import comparable, unreliable
+from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.spaces import Memory
 
@@ -191,7 +190,6 @@ def test_launches_in_a_graph_and_behind_a_hold_have_two_names(
         lambda: cupy.add(x, x, out=y), mode="hot", label="callable"
     ).measurement
     assert (in_graph.sampler, behind_hold.sampler) == ("graph", "batched")
-    assert not comparable(in_graph, replace(in_graph, sampler="batched"))
 
 
 @pytest.mark.gpumem(budget="0.3 s")
