@@ -184,15 +184,17 @@ def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
 
 def host_link(
     generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False
-) -> tuple[str, float | None]:
-    """Return the host link in words and its theoretical bandwidth one way in bytes per second,
-    where it is PCIe of a known generation. A GPU that walks the host's page tables reads over a
-    coherent link such as NVLink-C2C, whatever PCIe link it has too.
+) -> tuple[str | None, float | None]:
+    """Return the host link in words, and its theoretical bandwidth one way in bytes per second. A
+    GPU that walks the host's page tables reads over a coherent link such as NVLink-C2C, whatever
+    PCIe link it has too. 0 is an unknown generation or width.
     """
     if integrated:
         return "memory shared with the host", None
     if host_page_tables:
         return "coherent link to the host", None
+    if not generation or not width:
+        return None, None
     bandwidth = None
     if generation in _LANE_RATES:
         bandwidth = _LANE_RATES[generation] * width

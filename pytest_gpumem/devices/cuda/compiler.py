@@ -20,32 +20,11 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 """Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
 
 
-def compiled(source: str, name: str, entry: str, architecture: str) -> tuple[bytes, bytes]:
-    """Compile a kernel by its C++ name expression, for an architecture such as "sm_90". `name` is
-    the source's in errors.
-    Returns machine code, or PTX for a virtual architecture, and the kernel's name in it."""
-    nvrtc = _loaded()
-    program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
-    try:
-        _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
-        options = [f"--gpu-architecture={architecture}".encode()]
-        options += [option.encode() for option in OPTIONS]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if int(status) != 0:
-            log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0")
-            reason = first_error(log) if log.strip() else status.name
-            raise DeviceError(f"{entry} does not compile for {architecture}: {reason}")
-        code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
-        return code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode()))
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def architecture_of(capability: tuple[int, int]) -> str:
+def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
     """The architecture for GPUs of a compute capability: a virtual one, which the driver
     translates, where NVRTC is older than the GPU."""
     wanted = 10 * capability[0] + capability[1]
-    known = [int(number) for number in _value(_loaded().nvrtcGetSupportedArchs())]
+    known = [int(number) for number in _value(nvrtc.nvrtcGetSupportedArchs())]
     if wanted in known:
         return f"sm_{wanted}"
     older = [architecture for architecture in known if architecture < wanted]
@@ -154,8 +133,7 @@ class Compiler:
         assert kernel.source is not None, "a copy has nothing to compile"
         key = kernel.source, entry_for(kernel, dtype, shape)
         if key not in self._functions:
-            source = sources.read(kernel.source)
-            self._functions[key] = self.private(source, key[1], kernel.source)
+            self._functions[key] = self._load(sources.read(kernel.source), *key)
         function, nbytes = self._functions[key], shape.shared_bytes
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
             attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -164,9 +142,31 @@ class Compiler:
             self._largest_shared[key] = nbytes
         return function
 
-    def private(self, source: str, entry: str, name: str = "gpumem.cu") -> Any:
-        """A function from a source string; `name` is the source's in an error."""
-        code, symbol = compiled(source, name, entry, architecture_of(self._capability))
+    def private(self, source: str, entry: str) -> Any:
+        """A kernel of the device itself."""
+        key = "gpumem.cu", entry
+        if key not in self._functions:
+            self._functions[key] = self._load(source, *key)
+        return self._functions[key]
+
+    def _load(self, source: str, name: str, entry: str) -> Any:
+        """Compile a kernel by its C++ name expression; `name` is the source's in errors."""
+        nvrtc = _loaded()
+        architecture = _architecture(nvrtc, self._capability)
+        program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+        try:
+            _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
+            options = [f"--gpu-architecture={architecture}".encode()]
+            options += [option.encode() for option in OPTIONS]
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+            if int(status) != 0:
+                log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0")
+                reason = first_error(log) if log.strip() else status.name
+                raise DeviceError(f"{entry} does not compile for {architecture}: {reason}")
+            code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
+            symbol = _value(nvrtc.nvrtcGetLoweredName(program, entry.encode()))
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
         # The module lives as long as the context: no function outlives it.
         module = check(D.cuModuleLoadData(code), f"loading {entry}")
         return check(D.cuModuleGetFunction(module, symbol), f"loading {entry}")

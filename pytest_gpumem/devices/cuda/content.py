@@ -43,7 +43,6 @@ class CudaContent:
         self._compiler = compiler
         self._memory = memory
         self._sm_count = facts.sm_count
-        self._functions: dict[str, Any] = {}
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         element, parts = values.plain_type(dtype)
@@ -66,12 +65,9 @@ class CudaContent:
         self, entry: str, per_sm: int, size: int, arguments: tuple[Any, ...], stream: Stream
     ) -> None:
         """Queue a kernel of `CONTENT_SOURCE` over `size` elements."""
-        if entry not in self._functions:
-            self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
-        blocks = min(per_sm * self._sm_count, -(-size // _THREADS))
-        shape = LaunchShape(blocks, _THREADS)
-        call = KernelCall(self._functions[entry], shape, arguments, f"launching {entry}")
-        call.queue(stream)
+        function = self._compiler.private(CONTENT_SOURCE, entry)
+        shape = LaunchShape(min(per_sm * self._sm_count, -(-size // _THREADS)), _THREADS)
+        KernelCall(function, shape, arguments, f"launching {entry}").queue(stream)
 
     def fill_cycle(self, allocation: Allocation, stream: Stream) -> None:
         nodes, words = allocation.nbytes // NODE_BYTES, NODE_BYTES // 4

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
@@ -74,8 +75,8 @@ def read_facts(index: int) -> DriverFacts:
             f"{linked // 1000}: "
             f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
         )
-    facts = msgspec.structs.replace(result.facts, cuda=_dotted(linked))
-    return msgspec.structs.replace(result, facts=facts)
+    facts = replace(result.facts, cuda=_dotted(linked))
+    return replace(result, facts=facts)
 
 
 def _of_process(index: int) -> DriverFacts:
@@ -112,7 +113,7 @@ def answer(index: int) -> None:
     try:
         result = query(index)
         with suppress(ImportError):  # the process of the tests says so
-            result = msgspec.structs.replace(result, linked=_linked_version())
+            result = replace(result, linked=_linked_version())
     except CudaUnavailable as unavailable:
         result = str(unavailable)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
@@ -128,9 +129,9 @@ def query(index: int) -> DriverFacts:
     if count == 0:
         raise CudaUnavailable(f"the driver sees no GPU{among}")
     if index >= count:
+        gpus = f"{count} GPU{'s' * (count > 1)}"
         raise CudaUnavailable(
-            f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from "
-            f"0{among}"
+            f"there is no device {index}: CUDA sees {gpus}, numbered from 0{among}"
         )
     device = _value(driver.cuDeviceGet(index))
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
@@ -217,14 +218,12 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     host_page_tables = bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"))
     link: tuple[str | None, float | None] = None, None
     if handle is not None:
-        # The largest that GPU and slot can do together: the current generation drops while the
-        # GPU idles.
+        # The present generation drops while the GPU idles.
         generation = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0
         width = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0
-        if integrated or host_page_tables or (generation and width):
-            link = host_link(
-                generation, width, integrated=integrated, host_page_tables=host_page_tables
-            )
+        link = host_link(
+            generation, width, integrated=integrated, host_page_tables=host_page_tables
+        )
     # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
     clock, bus = 1e3 * attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
     major, minor = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")

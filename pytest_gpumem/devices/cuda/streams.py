@@ -188,63 +188,6 @@ class CudaHold:
         return cycles / nanoseconds * 1e9
 
 
-class Holds:
-    """The flags in mapped host memory, and which of them are in use."""
-
-    def __init__(self, function: Any, memory: CudaMemory) -> None:
-        self._function = function
-        self._memory = memory.allocate(_SLOTS * _SLOT_WORDS * 4, MemoryKind.PINNED)
-        if not self._memory.address:
-            memory.free(self._memory)
-            raise Unsupported("the device cannot map host memory: a stream cannot be held")
-        words: Any = places.array(self._memory, "u4", _SLOTS * _SLOT_WORDS)
-        self._words = words.reshape(_SLOTS, _SLOT_WORDS)
-        self._free = list(range(_SLOTS))
-        self._pending: list[CudaHold] = []
-
-    def hold(self, stream: Stream, timeout: float) -> CudaHold:
-        """Make `stream` wait. Raises `DeviceError`: all flags are in use."""
-        if not self._free:
-            raise DeviceError(f"{_SLOTS} holds wait already: synchronize before asking for more")
-        slot = self._free.pop()
-        words = self._words[slot]
-        words[:6] = 0
-        flag = np.uint64(self._memory.address + slot * _SLOT_WORDS * 4)
-        arguments = (flag, np.uint64(round(timeout * 1e9)))
-        try:
-            KernelCall(self._function, _ONE_THREAD, arguments, "holding a stream").queue(stream)
-        except BaseException:
-            self._free.append(slot)
-            raise
-        hold = CudaHold(words, slot, stream, timeout)
-        self._pending.append(hold)
-        return hold
-
-    def settle(self, stream: Stream | None) -> None:
-        """Free the flags after `stream` (or the device) was synchronized. Raises `HoldExpired`."""
-        expired = None
-        pending, self._pending = self._pending, []
-        for hold in pending:
-            if stream is not None and hold.stream is not stream:
-                self._pending.append(hold)
-                continue
-            self._free.append(hold.slot)
-            if expired is None and hold.words[1] == _EXPIRED:
-                expired = hold
-        if expired is not None:
-            raise HoldExpired(
-                f"the stream was held for {expired.timeout:g} s and not released: what was queued "
-                "behind it waited for the device"
-            )
-
-    def release_all(self) -> None:
-        for hold in self._pending:
-            hold.release()
-
-
-# Streams
-
-
 class CudaStreams:
     def __init__(
         self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs
@@ -253,8 +196,11 @@ class CudaStreams:
         self._compiler = compiler
         self._memory = memory
         self._graphs = graphs
-        self._holds: Holds | None = None
         self._streams: WeakSet[CudaStream] = WeakSet()
+        self._flags = 0  # the device's address of flags in mapped host memory
+        self._words: Any = None  # the same memory, a row for each slot
+        self._free_slots = list(range(_SLOTS))
+        self._holds: list[CudaHold] = []  # that no `synchronize` has waited for
 
     def create(self) -> Stream:
         stream = new_stream(self._context)
@@ -299,8 +245,20 @@ class CudaStreams:
             self._context.collect()
         else:
             check(R.cudaStreamSynchronize(stream.handle), "waiting for a stream")
-        if self._holds is not None:
-            self._holds.settle(stream)
+        expired = None
+        holds, self._holds = self._holds, []
+        for hold in holds:
+            if stream is not None and hold.stream is not stream:
+                self._holds.append(hold)
+                continue
+            self._free_slots.append(hold.slot)
+            if expired is None and hold.words[1] == _EXPIRED:
+                expired = hold
+        if expired is not None:
+            raise HoldExpired(
+                f"the stream was held for {expired.timeout:g} s and not released: what was queued "
+                "behind it waited for the device"
+            )
 
     def end_captures(self) -> int:
         # To ask for the legacy default stream while others are captured is an error.
@@ -323,14 +281,34 @@ class CudaStreams:
         check(R.cudaStreamWaitEvent(stream.handle, mark.handle, 0), doing)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
-        if self._holds is None:
-            self._holds = Holds(self._compiler.private(HOLD_SOURCE, HOLD), self._memory)
-        return self._holds.hold(stream, timeout)
+        """Make `stream` wait. Raises `DeviceError`: all flags are in use."""
+        kernel = self._compiler.private(HOLD_SOURCE, HOLD)
+        if not self._flags:
+            memory = self._memory.allocate(_SLOTS * _SLOT_WORDS * 4, MemoryKind.PINNED)
+            if not memory.address:
+                self._memory.free(memory)
+                raise Unsupported("the device cannot map host memory: a stream cannot be held")
+            self._words = places.array(memory, "u4", _SLOTS * _SLOT_WORDS).reshape(_SLOTS, -1)
+            self._flags = memory.address
+        if not self._free_slots:
+            raise DeviceError(f"{_SLOTS} holds wait already: synchronize before asking for more")
+        slot = self._free_slots.pop()
+        words = self._words[slot]
+        words[:6] = 0
+        flag = np.uint64(self._flags + slot * _SLOT_WORDS * 4)
+        arguments = (flag, np.uint64(round(timeout * 1e9)))
+        try:
+            KernelCall(kernel, _ONE_THREAD, arguments, "holding a stream").queue(stream)
+        except BaseException:
+            self._free_slots.append(slot)
+            raise
+        hold = CudaHold(words, slot, stream, timeout)
+        self._holds.append(hold)
+        return hold
 
     def close(self) -> None:
-        holds, self._holds = self._holds, None
-        if holds is not None:
-            holds.release_all()
+        for hold in self._holds:
+            hold.release()
 
 
 def _handles_of_libraries() -> Iterator[int]:

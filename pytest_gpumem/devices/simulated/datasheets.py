@@ -58,7 +58,7 @@ class Datasheet:
         return peak_bandwidth(self.memory_clock, self.memory_bus_bits)
 
     @property
-    def link(self) -> str:
+    def link(self) -> str | None:
         return host_link(self.link_generation, 16)[0]
 
     @property
