@@ -1,8 +1,8 @@
 """Adoption: a call of pytest-benchmark's `benchmark` is measured on the GPU too.
 
-pytest-benchmark times the call as always. Then the GPU pass measures the same call on the device.
-It gives a row, and an entry `NAME[gpu]` beside the host's in pytest-benchmark's session. The pass
-never fails a test and never changes its result: what cannot be measured is named in the summary.
+After pytest-benchmark has timed the call, the GPU pass measures it on the device. It gives a row,
+and an entry `NAME[gpu]` beside the host's. The pass never fails a test and never changes its
+result: what cannot be measured is named in the summary.
 
 The methods of pytest-benchmark's class are wrapped once for all tests. So other names of the
 fixture, fixtures that return the same object, `pedantic` and `weave` work alike.
@@ -27,7 +27,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
-from pytest_gpumem.plugin.session import WATCHED, GpuSession
+from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.plugin.workers import Workers, benchmarks_are_off
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
@@ -78,7 +78,6 @@ class AdoptionFeature(Feature):
         workers.carry("adoption", self._seen, self._take)
 
     def _seen(self) -> list[Any]:
-        """What a worker has seen, as plain values."""
         return [sorted(self._session.adopted), sorted(self._session.without_gpu), self._reasons]
 
     def _take(self, seen: list[Any]) -> None:
@@ -158,7 +157,6 @@ class AdoptionFeature(Feature):
             self._name(item, f"{type(error).__name__}: {first_line}")
 
     def _name(self, item: pytest.Item, reason: str) -> None:
-        """Name a benchmark in the summary."""
         self._reasons.setdefault(printable(reason), []).append(item.nodeid)
 
     def _lines(self) -> Iterator[str]:
@@ -338,7 +336,7 @@ def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int
     """The bytes that one more call takes, if the memory of the test is not watched."""
     from pytest_gpumem.plugin.gpu_memory import TROUBLE
 
-    if item.stash.get(WATCHED, None) is not None or session.settings.footprint == "off":
+    if state_of(item).watched is not None or session.settings.footprint == "off":
         return None
     footprints = session.footprints
     try:

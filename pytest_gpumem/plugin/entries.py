@@ -46,8 +46,7 @@ class Entries:
         self._adopted = adopted
         self._added: list[BenchmarkFixture] = []
         self.further: dict[str, Any] = {}  # further figures for `extra_info`
-        self.called = False
-        """The test has called `gpu_benchmark`."""
+        self.called = False  # the test has called `gpu_benchmark`
 
     def add(
         self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool
@@ -95,8 +94,8 @@ class Entries:
 
 
 def storage_folder(config: pytest.Config) -> Path:
-    """The folder of pytest-benchmark's storage. Where that is its default or no folder:
-    `.benchmarks` of the rootdir, whatever folder the command starts in.
+    """The folder of pytest-benchmark's storage, or where that is its default or no folder
+    `.benchmarks` of the rootdir.
     """
     uri = str(config.option.benchmark_storage)
     if uri == DEFAULT_STORAGE or ("://" in uri and not uri.startswith("file://")):
@@ -106,10 +105,8 @@ def storage_folder(config: pytest.Config) -> Path:
 
 
 def leave_out(compared: dict[str, Any], key: str) -> list[str]:
-    """Take the entries of another GPU out of a saved run that pytest-benchmark compares with.
-    `compared`: the saved run. Its GPU leaves `machine_info`, which is compared with this host's.
-    `key`: of this session's device.
-    Returns the full names of the entries.
+    """Take the entries of another GPU than that of `key` out of a saved run that pytest-benchmark
+    compares with, and return their full names. Its GPU leaves `machine_info`, which is of the host.
     """
     gpu = compared["gpu"] = compared.setdefault("machine_info", {}).pop("gpu", None)
     if gpu is None or gpu.get("key") == key:
@@ -132,8 +129,8 @@ _TABLE_OPTION = re.compile(
 
 @contextmanager
 def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
-    """Leave what `gpu_benchmark` measured out of pytest-benchmark's table.
-    `always`: also if one of pytest-benchmark's options asks for the table.
+    """Leave what `gpu_benchmark` measured out of pytest-benchmark's table, unless one of its
+    options asks for the table. `always`: also then.
     """
     session: Any = getattr(config, "_benchmarksession", None)
     groups = getattr(session, "groups", None)
@@ -162,9 +159,8 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
 
 
 def write_json(config: pytest.Config) -> Path | None:
-    """Write the `--benchmark-json` file where pytest-benchmark does not: with workers, or if no
-    measurement passed. Goes through the same hooks, with an empty list of benchmarks.
-    Returns the path, or None if there was nothing to do.
+    """Write the `--benchmark-json` file where pytest-benchmark does not, with workers or if no
+    measurement passed: with its hooks, and without benchmarks. Returns the path if it was written.
     """
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not session.json or session.benchmarks:
@@ -174,7 +170,7 @@ def write_json(config: pytest.Config) -> Path | None:
         benchmarks=[],
         include_data=True,
         machine_info=session.get_machine_info(),
-        commit_info=commit_info(config),
+        commit_info=_commit_info(config),
     )
     config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
     target = session.json
@@ -186,7 +182,7 @@ def write_json(config: pytest.Config) -> Path | None:
     return path
 
 
-def commit_info(config: pytest.Config) -> dict[str, Any]:
+def _commit_info(config: pytest.Config) -> dict[str, Any]:
     """The commit as pytest-benchmark finds it, the project's hooks included."""
     info: dict[str, Any] = config.hook.pytest_benchmark_generate_commit_info(config=config)
     config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=info)
@@ -195,4 +191,4 @@ def commit_info(config: pytest.Config) -> dict[str, Any]:
 
 def revision(config: pytest.Config) -> str | None:
     """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
-    return revision_of(commit_info(config))
+    return revision_of(_commit_info(config))

@@ -39,9 +39,7 @@ MISTAKES = (
 
 
 def replaced(error: BaseException, item: pytest.Item) -> BaseException:
-    """A skip, or a failure of one line with the place, for an error of ours. Other errors lose the
-    frames of this package through which the user's code was called.
-    """
+    """A skip, or a failure of one line with the place; or the error without frames of ours."""
     root = item.config.rootpath
     shown: BaseException
     if isinstance(error, Unsupported):

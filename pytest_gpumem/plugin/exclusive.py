@@ -127,9 +127,9 @@ def exclusive(
             if user != last_user:  # the wait for another test begins
                 since, last_user = now, user
             if now - since >= limit:
-                waited = "and was not waited for again"
-                if limit:
-                    waited = f"for {limit:.0f} s of waiting"
+                waited = (
+                    f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
+                )
                 raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
             if now - begun >= PATIENCE:
                 tell(
@@ -159,24 +159,22 @@ def lock_file(uuid: str) -> Path:
         warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
         folder = user_runtime_path("gpumem", appauthor=False)
     path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
+    trouble = None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         state, parent = folder.lstat(), folder.parent.stat()
-        why = None
         if not stat.S_ISDIR(state.st_mode):
-            why = "is no folder"
+            trouble = f"{folder} is no folder"
         elif state.st_uid != os.getuid():
-            why = f"belongs to another user ({state.st_uid})"
+            trouble = f"{folder} belongs to another user ({state.st_uid})"
         elif parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
-            why = "lies in a folder that other users can write to"
-        place = str(folder)
-        if why is None:
+            trouble = f"{folder} lies in a folder that other users can write to"
+        else:
             folder.chmod(0o700)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     except OSError as error:
-        place, why = error.filename or str(path), f"cannot be used: {error.strerror or error}"
-    if why is not None:
-        raise LockUnusable(
-            f"the GPU's lock: {place} {why}; set XDG_RUNTIME_DIR to a folder of yours"
-        )
+        place = error.filename or path
+        trouble = f"{place} cannot be used: {error.strerror or error}"
+    if trouble is not None:
+        raise LockUnusable(f"the GPU's lock: {trouble}; set XDG_RUNTIME_DIR to a folder of yours")
     return path

@@ -1,5 +1,4 @@
-"""The expectations of this session, and the end of each: the measurements of the baseline, the
-limits on each test, the tests of BASE."""
+"""The expectations of this session: measurements of the baseline, limits, tests of BASE."""
 
 from __future__ import annotations
 
@@ -27,7 +26,6 @@ from pytest_gpumem.judging.expectations import (
     of_base,
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
-from pytest_gpumem.plugin import running
 from pytest_gpumem.plugin.adoption import adopts
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
@@ -65,8 +63,7 @@ _PLUGIN, _PROJECT = "plugin", "project"  # whose hook deselects, if no option do
 
 
 class ExpectationFeature(Feature):
-    """Notes each expectation, and finds at the session's end those that nothing met. They fail a
-    strict session."""
+    """Notes each expectation, and finds at the session's end those that nothing met."""
 
     name = "expectations"
 
@@ -96,7 +93,8 @@ class ExpectationFeature(Feature):
 
     # What was collected
 
-    def noted(self, items: Iterable[pytest.Item]) -> None:
+    def note(self, items: Iterable[pytest.Item]) -> None:
+        """Take tests before any is deselected."""
         in_gate = self._writes is not None or self._session.in_gate
         for item in items:
             self._tests[item.nodeid] = _relied_on(item, self._session.settings)
@@ -105,7 +103,7 @@ class ExpectationFeature(Feature):
                 with suppress(OSError):  # a test of no file
                     self._files[file] = hashlib.sha256(item.path.read_bytes()).hexdigest()
 
-    def collected(self, report: pytest.CollectReport) -> None:
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
             return
         reason = "its collection failed"
@@ -115,8 +113,8 @@ class ExpectationFeature(Feature):
             self._failures[report.nodeid] = "collection failure"
         self._modules[report.nodeid] = f"{report.nodeid} {report.outcome} ({reason})"
 
-    def deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.noted(item for item in items if item.nodeid not in self._tests)
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.note(item for item in items if item.nodeid not in self._tests)
         by = _deselecting()
         for item in items:
             self._left_out[item.nodeid] = by
@@ -129,7 +127,6 @@ class ExpectationFeature(Feature):
                 self._no_verdict.add(item.nodeid)
 
     def _seen(self) -> list[Any]:
-        """What a worker has collected, as plain values."""
         tests = {nodeid: test and to_plain(test) for nodeid, test in self._tests.items()}
         return [tests, self._left_out, self._modules, self._files, sorted(self._selected)]
 
@@ -158,9 +155,7 @@ class ExpectationFeature(Feature):
         return NOTHING
 
     def write_selection(self) -> None:
-        """Write what this session selects, if a gate wants it. What an installed plugin left out
-        counts too: it is for another runner.
-        """
+        """Write what this session selects, also for other runners, if a gate wants it."""
         if self._writes is None:
             return
         tests, others, plugins = {}, [], set()
@@ -189,8 +184,7 @@ class ExpectationFeature(Feature):
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))
 
     def _expected(self) -> Iterator[Expectation]:
-        """Measurements before tests, and these before limits: the first one that is lost speaks for
-        its test."""
+        """Measurements, tests, limits: the first one that is lost speaks for its test."""
         gpu = self._session
         for key, row in gpu.baseline.expected(gpu.settings.mode).items():
             if gpu.merged.why_gone(key) is None:
@@ -209,9 +203,7 @@ class ExpectationFeature(Feature):
                     yield Expectation(nodeid, name)
 
     def discharged(self, *, complete: bool) -> Iterator[Omission]:
-        """What this session did not judge, of all that was to be judged.
-        `complete`: it collected all that it was to collect.
-        """
+        """What this session did not judge. `complete`: it collected all that it was to collect."""
         gpu = self._session
         words = CommandLine(gpu.config)
         ends, lost = dict[str, Ending](), set[str]()
@@ -263,9 +255,7 @@ class ExpectationFeature(Feature):
 
 
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
-    """The limits that somebody relies on for a test: those of its marker, and those of the session
-    that its fixtures are about. None for a test without limits that does not measure.
-    """
+    """The limits that are about a test. None for a test without limits that does not measure."""
     try:
         marker = marker_limits(marker_keywords(marks_of(item)))
         adopted = adopts(item, settings)
@@ -287,7 +277,7 @@ def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
 
 
 def _has_no_verdict(item: pytest.Item) -> bool:
-    """True for a test that a mark skips or expects to fail on this machine."""
+    """True if a mark skips a test, or expects it to fail, on this machine."""
     from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks  # nothing public tells
 
     try:
@@ -297,12 +287,12 @@ def _has_no_verdict(item: pytest.Item) -> bool:
 
 
 def _deselecting() -> list[str]:
-    """The option that deselects tests just now, or whose hook does and its file; with its name."""
+    """The option that deselects tests now, or whose hook does and its file; with its name."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         file, function = Path(frame.f_code.co_filename), frame.f_code.co_name
-        if file.parent.name == "pluggy" or str(file) in (__file__, running.__file__):
+        if file.parent.name == "pluggy":
             continue
         if function in _OPTIONS or "_pytest" in file.parts:
             option = _OPTIONS.get(function) or _OPTIONS.get(file.name, file.stem)
@@ -312,8 +302,7 @@ def _deselecting() -> list[str]:
 
 
 class CommandLine:
-    """The words of the command line, with those of PYTEST_ADDOPTS, as whoever started the session
-    wrote them."""
+    """The words of the command line and of PYTEST_ADDOPTS."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -325,7 +314,6 @@ class CommandLine:
         """What is to be collected, as node ids."""
 
     def have(self, *options: str) -> bool:
-        """True if one of these options is among the words."""
         for word in self._words:
             for option in options:
                 if word == option or word.startswith(f"{option}="):
@@ -335,9 +323,7 @@ class CommandLine:
         return False
 
     def deselect(self, by: str, nodeid: str) -> bool:
-        """True if these words deselect a test, also one that is no longer there, by an option or a
-        plugin; a hook of the project is none of them.
-        """
+        """True if these words, or an installed plugin, deselect a test."""
         if by != "--deselect":
             return by == _PLUGIN or self.have(*_SPELLED.get(by, (by,)))
         for word, following in zip(self._words, [*self._words[1:], ""], strict=True):

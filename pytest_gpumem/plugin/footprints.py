@@ -18,7 +18,7 @@ from pytest_gpumem.plugin.marks import (
     uses_benchmark,
 )
 from pytest_gpumem.plugin.running import NOTHING, Feature
-from pytest_gpumem.plugin.session import FORKED, WATCHED, GpuSession
+from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.settings import SettingsError, by_marker, merge_limits
 
@@ -50,15 +50,16 @@ class FootprintFeature(Feature):
             )
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
-        item.stash[WATCHED] = None
+        state = state_of(item)
+        state.watched = None
         if self._session.lost_in is None:
             with suppress(SettingsError):  # reported where the marker is read
-                item.stash[WATCHED] = self._begin(item)
+                state.watched = self._begin(item)
         return NOTHING
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
-        watched: WatchedTest | None = item.stash.get(WATCHED, None)
+        watched: WatchedTest | None = state_of(item).watched
         if watched is None:
             yield
             return
@@ -68,7 +69,7 @@ class FootprintFeature(Feature):
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
-        watched: WatchedTest | None = item.stash.get(WATCHED, None)
+        watched: WatchedTest | None = state_of(item).watched
         if watched is None:
             yield
             return
@@ -131,7 +132,7 @@ class FootprintFeature(Feature):
         from pytest_gpumem.plugin.gpu_memory import TROUBLE
         from pytest_gpumem.plugin.judging import judge_the_end
 
-        item.stash[WATCHED] = None
+        state_of(item).watched = None
         footprint = None
         try:
             if self._session.lost_in is None:
@@ -165,7 +166,7 @@ class WaitFeature(Feature):
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
-        watched: WatchedTest | None = item.stash.get(WATCHED, None)
+        watched: WatchedTest | None = state_of(item).watched
         if watched is None or not watched.reads_waits:
             yield
             return

@@ -31,7 +31,7 @@ from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.gpu_memory import check_label
 from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.result import Extra, Result
-from pytest_gpumem.plugin.session import TEST, GpuSession
+from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.settings import (
@@ -86,7 +86,7 @@ class GpuTest:
         self.judged = False  # the body has ended: nothing more is measured
         self.wrong: str | None = None
         """The first result that was wrong: the test fails by it even if it catches the error."""
-        item.stash[TEST] = self
+        state_of(item).test = self
 
     @property
     def kernels(self) -> Kernels:

@@ -19,7 +19,7 @@ from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
-from pytest_gpumem.plugin.session import FORKED, SESSION, WATCHED, GpuSession
+from pytest_gpumem.plugin.session import FORKED, SESSION, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
@@ -327,7 +327,7 @@ class GpuMemory:
         __tracebackhide__ = True
         item = self._item
         session: GpuSession = item.config.stash[SESSION]
-        watched: WatchedTest | None = item.stash.get(WATCHED, None)
+        watched: WatchedTest | None = state_of(item).watched
         if watched is None or session.settings.footprint == "off":
             raise BadCall("gpu_memory.watch(): memory is not watched: --gpumem-footprint=off")
         labels = [part[0] for part in watched.parts]

@@ -18,7 +18,6 @@ from pytest_gpumem.options import MARKER_KEYWORDS, NEEDS_RESULTS, OPTIONS
 from pytest_gpumem.plugin.marks import (
     MARKER,
     NEEDS_GPUMEM,
-    RUNNING_PLUGIN,
     SESSION_PLUGIN,
     TEST_FIXTURE,
     marks_of,
@@ -149,9 +148,9 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
     collected = list(items)
-    running = config.pluginmanager.getplugin(RUNNING_PLUGIN)
-    if running is not None:
-        running.noted(collected)
+    expectations = config.pluginmanager.getplugin("gpumem-expectations")
+    if expectations is not None:
+        expectations.note(collected)
     result = yield
     # Mistakes in deselected tests are named too, and markers that a conftest adds count.
     _check_markers(config, list(dict.fromkeys([*collected, *items])), items)
@@ -161,9 +160,7 @@ def pytest_collection_modifyitems(
 def _check_markers(
     config: pytest.Config, collected: list[pytest.Item], items: list[pytest.Item]
 ) -> None:
-    """Skip the tests that need the plugin where it is off, and refuse mistakes in markers.
-    `collected`: with what was deselected.
-    """
+    """Skip tests that need the plugin where it is off, and refuse mistakes in markers."""
     off = not config.pluginmanager.hasplugin(SESSION_PLUGIN)
     mistakes: dict[str, str] = {}
     for item in collected:
@@ -199,7 +196,6 @@ def _check_markers(
 
 
 def _mistakes_in_words(mistakes: dict[str, str]) -> list[str]:
-    """A line for the tests with the same mistake."""
     tests: dict[str, list[str]] = {}
     for nodeid, mistake in mistakes.items():
         tests.setdefault(mistake, []).append(nodeid)
@@ -211,7 +207,6 @@ def _mistakes_in_words(mistakes: dict[str, str]) -> list[str]:
 
 
 def _mistake(item: pytest.Item) -> str | None:
-    """The mistake in a test's markers; None if there is none."""
     if item.get_closest_marker(MARKER) is None:
         return None
     try:

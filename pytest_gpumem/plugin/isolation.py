@@ -1,7 +1,8 @@
-"""Isolation: a test that crashes, hangs or loses the context costs no other test, in a worker of
-pytest-xdist that is replaced. The worker leaves its last words in a folder of the controller, which
-reports them as xdist would report a crash. Any other process writes its stacks to its standard
-error, past pytest's capture.
+"""Isolation: the set-aside of L2, windows and limits that a test leaves on the device are restored.
+
+A test that crashes, hangs or loses the context costs no other test, in a worker of pytest-xdist
+that is replaced. The controller reports the worker's last words from a file as a crash. Any other
+process writes its stacks to its standard error, past pytest's capture.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.warnings import catch_warnings_for_item
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
-from pytest_gpumem.plugin.session import TEST, GpuSession
+from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.plugin.workers import Workers, given, in_parts
 
 FOLDER = "last_words"  # what a worker is given: the folder of the files of `last_words`
@@ -37,8 +40,8 @@ def last_words(folder: str, nodeid: str) -> Path:
 
 
 class IsolationFeature(Feature):
-    """Waits for the work of each test, so that the test that lost the context fails. A worker
-    leaves after it. In another process, later tests that use the device do not run.
+    """Waits for the work of each test, so that the test that lost the context fails. A worker ends
+    then; in another process, later tests that use the device do not run.
     """
 
     name = "isolation"
@@ -66,7 +69,7 @@ class IsolationFeature(Feature):
         try:
             self._session.wait(item)
         except DeviceError as trouble:  # such as a capture that is still open
-            ours = isinstance(trouble, ContextLost) or item.stash.get(TEST, None) is not None
+            ours = isinstance(trouble, ContextLost) or state_of(item).test is not None
             # Any other failure is the test's already.
             if ours and (error is None or isinstance(error, pytest.skip.Exception)):
                 raise
@@ -93,7 +96,7 @@ class IsolationFeature(Feature):
                 with suppress(Exception):  # of what the lost context held
                     item.session._setupstate.teardown_exact(None)
 
-    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
+    def logged(self, report: pytest.TestReport) -> None:
         """End the worker before xdist sends the last report of its test, and leave that."""
         if self._leaves and report.when == "teardown":
             config = self._session.config
@@ -101,7 +104,6 @@ class IsolationFeature(Feature):
             words = json.dumps(data, default=str)
             write_whole(last_words(self._folder, report.nodeid), words)
             os._exit(pytest.ExitCode.TESTS_FAILED)
-        return NOTHING
 
     # In the controller
 
@@ -119,6 +121,81 @@ class IsolationFeature(Feature):
             report.longrepr = "the process crashed while it ran this test"
 
 
+class LeftoverFeature(Feature):
+    """Looks before and after each test once the device is open. What a fixture of a wider scope
+    changes stays until that fixture ends.
+    """
+
+    name = "leftovers"
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._running: pytest.Item | None = None  # the test that has begun, until it is settled
+
+    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
+        self._running = item
+        if self._session.watch is not None:
+            self._session.watch.begin()
+        return NOTHING
+
+    @contextmanager
+    def teardown(self, item: pytest.Item) -> Iterator[None]:
+        try:
+            yield
+        except ENDS:
+            raise  # the session's end looks
+        except BaseException:
+            self._settle(item)
+            raise
+        self._settle(item)
+
+    @contextmanager
+    def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        watch = self._session.watch
+        if watch is None or fixturedef.scope == "function":
+            yield
+            return
+        before = watch.look()
+        # Finalizers run in reverse order: after the fixture's teardown.
+        fixturedef.addfinalizer(partial(watch.ended, fixturedef))
+        yield
+        watch.keep(fixturedef, before)
+
+    def end(self, session: pytest.Session) -> None:
+        """Tear down a test that was interrupted, as pytest is about to, and look at it."""
+        session._setupstate.teardown_exact(None)
+        item = self._running
+        if item is None:
+            return
+        recording = NOTHING
+        if session.config.pluginmanager.hasplugin("warnings"):
+            recording = catch_warnings_for_item(session.config, item.ihook, "runtest", item)
+        # The session ends anyway, also where warnings are errors.
+        with recording, suppress(Warning, DeviceError, pytest.fail.Exception):
+            self._settle(item)
+
+    def _settle(self, item: pytest.Item) -> None:
+        """Restore the state that the test changed, and warn of it, or fail by it under strict."""
+        self._running = None
+        try:
+            self._session.wait(item)
+        except ContextLost:
+            raise
+        except DeviceError:  # such as a capture that is still open
+            pass
+        watch = self._session.watch
+        left = None if watch is None or self._session.lost_in is not None else watch.settle()
+        if left is None:
+            return
+        from pytest_gpumem.memory.l2 import LeftoverWarning
+
+        what, repaired = left
+        text = f"{item.nodeid} left {what}"
+        if not repaired and self._session.settings.strict:
+            raise pytest.fail.Exception(f"gpumem: --gpumem-strict: {text}", pytrace=False)
+        item.warn(LeftoverWarning(text))
+
+
 def _without_pytest(stacks: str) -> str:
     """Stacks, the most recent call first, without the frames of pytest that every test has."""
     lines = []
@@ -134,7 +211,7 @@ def _without_pytest(stacks: str) -> str:
 
 
 class Deadline:
-    """Limits the time of measurements in this process. Raises nothing: the process ends."""
+    """Ends this process if a measurement takes too long."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._folder = given(config, FOLDER)
@@ -144,7 +221,7 @@ class Deadline:
 
     @contextmanager
     def limit(self, item: pytest.Item, seconds: float) -> Iterator[None]:
-        """Limit the time of a block. A limit of pytest-timeout on the test holds alone."""
+        """Limit the time of a block, unless pytest-timeout limits the test."""
         if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
             yield
         elif self._folder is not None:

@@ -1,5 +1,4 @@
-"""The judgement of a test: its measurements and its memory at its body's end, and what it keeps at
-its end."""
+"""The judgement of a test at its body's end, and of what it keeps at its end."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_benchmark import GpuTest
 from pytest_gpumem.plugin.gpu_memory import WatchedTest, attached, limited
-from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS, TEST, WATCHED, GpuSession
+from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, GpuSession, state_of
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -36,11 +35,9 @@ from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
 def judge(item: pytest.Item, session: GpuSession, error: BaseException | None) -> None:
-    """Judge a test whose body has ended.
-    `error`: what ended it early, as pytest will report it; None if it passed.
-    Raises the failure of the test by its verdict, or by a wrong result that it caught.
-    """
-    test: GpuTest | None = item.stash.get(TEST, None)
+    """Judge a test whose body has ended, early by `error`. Raises its failure by its verdict."""
+    state = state_of(item)
+    test: GpuTest | None = state.test
     skip = error if isinstance(error, pytest.skip.Exception) else None
     caught = None
     if test is not None:
@@ -60,7 +57,7 @@ def judge(item: pytest.Item, session: GpuSession, error: BaseException | None) -
             if row.measurement is not None:
                 shown = figures(row, session.facts)
                 test.entries.add(row.label, row.measurement.samples, shown, failed=row.failed)
-    item.stash[ROWS] = rows
+    state.rows = rows
     if caught is not None:
         raise caught
     failing = [row for row in rows if is_failure(row.verdict, strict)]
@@ -69,11 +66,10 @@ def judge(item: pytest.Item, session: GpuSession, error: BaseException | None) -
 
 
 def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint) -> None:
-    """Judge a test again with its whole footprint. Raises its failure by what it keeps.
-    A failure that is reported already is not reported again.
-    """
+    """Judge a test again with its whole footprint. Raises its failure, if none is reported yet."""
     session = watched.session
-    rows = item.stash.get(ROWS, [])
+    state = state_of(item)
+    rows = state.rows
     if watched.row_at_end:
         rows = attached(rows, footprint, watched, session.names.unique(item.nodeid))
     judged, failing = [], []
@@ -85,7 +81,7 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint)
                 whole = replace(whole, failed=True)
                 failing.append(whole)
         judged.append(whole)
-    item.stash[ROWS] = judged
+    state.rows = judged
     if failing:
         _fail(item, failing, session)
 
@@ -106,9 +102,7 @@ def _whole(row: Row, watched: WatchedTest, footprint: Footprint) -> Row:
 def _rows(
     item: pytest.Item, test: GpuTest | None, session: GpuSession, skip: BaseException | None
 ) -> list[Row]:
-    """Return the rows of a test at its body's end with their verdicts, in doubt if it skips after
-    it measured. A test without fixtures of ours has some if a limit holds for its body.
-    """
+    """The rows of a test at its body's end with their verdicts."""
     further = [process.by_key for process in session.further]
     range_name = session.names.unique(item.nodeid)
     rows = []
@@ -123,7 +117,7 @@ def _rows(
         why = f"the test skipped after this measurement: {skip}"
         doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
         return [with_verdict(row, [doubt], simulated=session.facts.simulated) for row in rows]
-    watched: WatchedTest | None = item.stash.get(WATCHED, None)
+    watched: WatchedTest | None = state_of(item).watched
     if watched is not None:
         if test is None and not watched.limited_in_body:
             watched.row_at_end = True
@@ -133,7 +127,7 @@ def _rows(
 
 
 def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
-    """Return a row with its verdict. `rows`: all of the same test."""
+    """A row with its verdict. `rows`: all of the same test."""
     values: dict[str, str | None] = {}
     for name in relative(row.limits):
         # A limit "base" on a count that somebody accepted is the accepted count.
@@ -150,8 +144,7 @@ def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
-    """The row of a test that failed before anything was measured; by a subtest where there is no
-    error."""
+    """The row of a test that failed before anything was measured; by a subtest without `error`."""
     cause = "a subtest failed"
     if error is not None:
         # A failure that pytest raised has a message of its own.
@@ -169,9 +162,7 @@ def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | No
 
 
 def undecided_fails(session: GpuSession) -> bool:
-    """Judge the rows that wait for the session's end.
-    Return whether rows that stay undecided fail the session: under strict, where no duet follows.
-    """
+    """Judge the rows that wait for the session's end. True if open ones fail it under strict."""
     waiting = {row.key for row in session.rows if verdicts.waits(row)}
     strict = session.settings.strict
     rows = verdicts.screened(
@@ -192,13 +183,12 @@ def undecided_fails(session: GpuSession) -> bool:
 
 
 def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
-    """Raise the failure of a test by the verdicts of its rows; a further process leaves that to
-    the main one.
-    """
+    """Raise the failure of a test by its rows; the main process judges a further one."""
     if session.is_further:
         return
     explained = {row.key: _explained(row, session) for row in failing}
-    item.stash[ROWS] = [explained.get(row.key, row) for row in item.stash[ROWS]]
+    state = state_of(item)
+    state.rows = [explained.get(row.key, row) for row in state.rows]
     failure = pytest.fail.Exception(text_of(list(explained.values()), session), pytrace=False)
     setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
     raise failure

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-# Names of plugins that are registered only with `--gpumem`.
-SESSION_PLUGIN, RUNNING_PLUGIN = "gpumem-session", "gpumem-running"
+SESSION_PLUGIN = "gpumem-session"  # name of a plugin that is registered only with `--gpumem`
 
 NEEDS_GPUMEM = "needs --gpumem"  # why a test that uses our fixtures skips with the plugin off
 
@@ -29,8 +28,7 @@ BENCHMARK_FIXTURE = "_gpumem_benchmark"  # the private fixture behind `gpu_bench
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:
-    """True if a test uses one of our fixtures. Only ours depend on the private ones, whatever a
-    user's fixture is called."""
+    """True if a test uses one of our fixtures. Only ours depend on the private ones."""
     return fixture in getattr(item, "fixturenames", ())
 
 
@@ -49,8 +47,7 @@ def uses_benchmark(item: pytest.Item) -> bool:
 
 
 def measures(item: pytest.Item) -> bool:
-    """False if a test certainly measures nothing: neither it nor a fixture that is not pytest's or
-    ours can ask for other fixtures."""
+    """False if a test certainly measures nothing, as none of its fixtures can ask for others."""
     if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
         return True
     fixtures = getattr(item, "_fixtureinfo", None)
@@ -72,9 +69,9 @@ def may_measure(item: pytest.Item) -> bool:
 
 
 def marks_of(item: pytest.Item) -> list[pytest.Mark]:
-    """The marks of a test, the closest first: those of its parameter set, its function's, its
-    class's, its module's. pytest gives the function's before those of `pytest.param(...,
-    marks=...)`, which are meant to differ from them."""
+    """The marks of a test, the closest first. pytest gives the function's before those of
+    `pytest.param(..., marks=...)`, which are meant to differ from them.
+    """
     callspec = getattr(item, "callspec", None)
     marks = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
     for mark in item.iter_markers(MARKER):

@@ -18,10 +18,10 @@ from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.expecting import ExpectationFeature
-from pytest_gpumem.plugin.leftovers import LeftoverFeature
+from pytest_gpumem.plugin.isolation import LeftoverFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.results import Results
-from pytest_gpumem.plugin.running import NOTHING, Feature
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
@@ -82,11 +82,10 @@ class OutputFeature(Feature):
     def _range(self, item: pytest.Item, name: str) -> AbstractContextManager[None]:
         return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), name))
 
-    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
+    def logged(self, report: pytest.TestReport) -> None:
         if self._results is not None:
             file, line, _ = report.location
             self._results.locations[report.nodeid] = file, (line or 0) + 1
-        return NOTHING
 
     def selected(self, session: pytest.Session) -> None:
         key = self._session.facts.key
@@ -114,9 +113,7 @@ class OutputFeature(Feature):
         return (yield)
 
     def _judge_the_end(self, session: pytest.Session) -> bool:
-        """Judge what waits for the end; return whether the session fails by it. An interrupt or an
-        error ends the session, whose results are written all the same.
-        """
+        """Judge what waits for the end; return whether the session fails by it."""
         config = session.config
         try:
             self._leftovers.end(session)
@@ -131,7 +128,7 @@ class OutputFeature(Feature):
         return False
 
     def _finish(self, session: pytest.Session, results: Results, *, failed: bool) -> None:
-        """Write nothing before the last verdict is known."""
+        """Find what is missing, write all files, and set the exit code."""
         gpu = self._session
         complete = session.exitstatus in (*_FINE, pytest.ExitCode.TESTS_FAILED)
         self._expectations.write_selection()
@@ -171,8 +168,7 @@ class OutputFeature(Feature):
 
     @property
     def _leaves(self) -> bool:
-        """True if the context is lost or destroyed, and the process ends with the session: objects
-        of CuPy may outlive it, whose destructors would crash."""
+        """True if the process ends at once: objects of CuPy that outlive the context crash it."""
         gpu = self._session
         gone = gpu.lost_in is not None or gpu.destroyed
         if not gone or gpu.facts.simulated:

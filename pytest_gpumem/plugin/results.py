@@ -40,9 +40,7 @@ SUMMARY = "GITHUB_STEP_SUMMARY"  # as `reporting.github.VARIABLE`
 
 
 class Results:
-    """Shows and writes the results.
-    Raises `pytest.UsageError`: a file cannot be written; raised before anything is measured.
-    """
+    """Shows and writes the results. Raises `pytest.UsageError` at once if a file is unwritable."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
@@ -57,7 +55,6 @@ class Results:
             self._writable("--benchmark-json", Path(results))
 
     def _writable(self, flag: str, written: Path) -> Path:
-        """A file relative to where pytest was called. Raises `pytest.UsageError`: unwritable."""
         path = Path(self._session.config.invocation_params.dir, written)
         why = unwritable(path)
         if why is not None:
@@ -101,9 +98,7 @@ class Results:
     # The end
 
     def write(self, *, complete: bool) -> bool:
-        """Save what is to be saved, and write the files; False if something cannot be written.
-        `complete`: the session ran all that it was asked for.
-        """
+        """Save and write all files; False if that fails. `complete`: all its tests ran."""
         gpu = self._session
         anything = bool(len(gpu.rows) or gpu.missing)
         written = True
@@ -137,7 +132,6 @@ class Results:
         return written
 
     def cannot_save(self, error: OSError) -> None:
-        """Note that pytest-benchmark's results cannot be saved, as with a full disk."""
         why = error.strerror or error
         self._session.remark(f"pytest-benchmark cannot save its results: {why}")
 
@@ -159,9 +153,7 @@ class Results:
 
     @property
     def _announces(self) -> bool:
-        """True if verdicts are shown elsewhere: not under a profiler, which forbids them, and not
-        in a gate's screen, where they are not final.
-        """
+        """True if verdicts are shown elsewhere: not under a profiler, nor in a gate's screen."""
         return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
 
     def _run(self) -> Run:
@@ -288,9 +280,7 @@ def _again(row: Row, session: GpuSession) -> list[str]:
 
 
 def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
-    """Save the rows of a session; yield lines about what is stored and what is not.
-    `complete`: as of `Results.write`. Raises `BaselineError`: the run cannot be stored.
-    """
+    """Save the rows of a session; yield lines about it. Raises `BaselineError`."""
     if not complete:
         yield "the session was interrupted, nothing is stored"
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,17 @@ class Feature:
     - `setup(item)`, `call(item)`, `teardown(item)`: pytest's phases of a test
     - `fixture(fixturedef)`: the setup of a fixture of any scope
     - `tests(session)`: all tests
-    - `logged(report)`: what plugins do with a report, also of a worker
 
     Functions:
 
     - `judge(item, error)`: after the body; `error` ended it early
     - `report(item, call, report)`: after each report of a phase or of a subtest
-    - `noted(items)`, `collected(report)`, `deselected(items)`, `selected(session)`: of the
-      collection
+    - `logged(report)`: before plugins read a report, also of a worker
+    - `selected(session)`: after the collection
 
-    pytest's outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test.
-    Any other error is a mistake of the feature. It changes no test: the feature is named in
-    `broken`, takes no further part, and what it was to judge is UNDECIDED.
+    pytest's outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test. Any
+    other error is a mistake, which changes no test: the feature is named in `broken`, takes no
+    further part, and what it was to judge is UNDECIDED.
     """
 
     name = ""
@@ -58,38 +57,33 @@ class RunningHooks:
         """`broken`: by the name of a feature that raised by mistake, the first error."""
         self._features, self._broken = features, broken
 
-    def _taking_part(self, phase: str) -> list[Any]:
-        return [
-            feature
-            for feature in self._features
-            if hasattr(feature, phase) and feature.name not in self._broken
-        ]
+    def _taking_part(self, phase: str) -> Iterator[tuple[Feature, Any]]:
+        for feature in self._features:
+            method = getattr(feature, phase, None)
+            if method is not None and feature.name not in self._broken:
+                yield feature, method
 
     def _each(self, phase: str, *arguments: object) -> None:
-        """Have the features of a phase of the session do their part."""
-        for feature in self._taking_part(phase):
+        for feature, method in self._taking_part(phase):
             try:
-                getattr(feature, phase)(*arguments)
+                method(*arguments)
             except Exception as raised:
                 self._refused(raised, feature, phase, None)
 
     def _around(
         self, phase: str, item: pytest.Item | None, *arguments: object
     ) -> Generator[None, object, object]:
-        """Have the features of a phase enter, run pytest's part, and have them leave.
-        `item`: the test that fails by what a feature raises for the user.
-        """
+        """Have the features enter a phase, run pytest's part of `item`, and have them leave."""
         error: BaseException | None = None
         result: object = None
         entered: list[tuple[Feature, AbstractContextManager[None]]] = []
-        for feature in self._taking_part(phase):
+        for feature, method in self._taking_part(phase):
             try:
-                manager = getattr(feature, phase)(*arguments)
+                manager = method(*arguments)
                 manager.__enter__()
                 entered.append((feature, manager))
             except BaseException as raised:
-                shown = self._refused(raised, feature, phase, item)
-                error = _joined(error, shown, item, phase)
+                error = self._with(error, raised, feature, phase, item)
                 if error is not None and phase != "teardown":
                     break
         # Fixtures are torn down whatever a feature raises.
@@ -97,22 +91,25 @@ class RunningHooks:
             try:
                 result = yield
             except BaseException as raised:
+                error = raised
                 if item is not None and phase in ("setup", "call"):
                     error = _replaced(raised, item)
-                else:
-                    error = raised
         for feature, manager in reversed(entered):
             traceback = None if error is None else error.__traceback__
             try:
                 manager.__exit__(None if error is None else type(error), error, traceback)
             except BaseException as raised:
                 if raised is not error:
-                    shown = self._refused(raised, feature, phase, item)
-                    error = _joined(error, shown, item, phase)
+                    error = self._with(error, raised, feature, phase, item)
             if error is not None:
                 error.__traceback__ = traceback
         if phase == "call" and item is not None and not isinstance(error, ENDS):
-            error = self._judged(item, error)
+            # What a feature raises ends the test as if it had ended its body.
+            for feature, method in self._taking_part("judge"):
+                try:
+                    method(item, error)
+                except BaseException as raised:
+                    error = self._with(error, raised, feature, "judge", item)
         try:
             if error is not None:
                 raise error
@@ -120,22 +117,33 @@ class RunningHooks:
         finally:
             error = None  # its traceback has this frame
 
-    def _judged(self, item: pytest.Item, error: BaseException | None) -> BaseException | None:
-        """Have the features judge a test, as if what they raise had ended its body."""
-        for feature in self._taking_part("judge"):
-            try:
-                feature.judge(item, error)
-            except BaseException as raised:
-                shown = self._refused(raised, feature, "judge", item)
-                error = _joined(error, shown, item, "call")
-        return error
+    def _with(
+        self,
+        before: BaseException | None,
+        raised: BaseException,
+        feature: Feature,
+        phase: str,
+        item: pytest.Item | None,
+    ) -> BaseException | None:
+        """The error that ends a phase once a feature raises: a failure takes the place of a skip,
+        and is a section of the report beside another failure.
+        """
+        error = self._refused(raised, feature, phase, item)
+        if error is None or before is None:
+            return before or error
+        if isinstance(before, ENDS):
+            return before
+        if isinstance(before, pytest.skip.Exception) or isinstance(error, ENDS):
+            return error
+        if item is not None:
+            section = "call" if phase == "judge" else phase
+            item.add_report_section(section, "gpumem", str(error))
+        return before
 
     def _refused(
         self, error: BaseException, feature: Feature, phase: str, item: pytest.Item | None
     ) -> BaseException | None:
-        """What a feature raises to fail a test, if it is in one, or to end the session.
-        None for a mistake: the feature takes no further part.
-        """
+        """What a feature raises to fail a test or to end the session; None for a mistake."""
         if isinstance(error, _STOPS):
             if item is None:
                 raise error
@@ -189,9 +197,9 @@ class RunningHooks:
         if crash is not None and Path(crash.path).is_relative_to(_PACKAGE):
             # --tb=line shows it
             crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
-        for feature in self._taking_part("report"):
+        for feature, method in self._taking_part("report"):
             try:
-                feature.report(item, call, report)
+                method(item, call, report)
             except BaseException as raised:
                 shown = self._refused(raised, feature, "report", item)
                 if isinstance(shown, _STOPS):
@@ -204,19 +212,10 @@ class RunningHooks:
     def pytest_runtest_logreport(
         self, report: pytest.TestReport
     ) -> Generator[None, object, object]:
-        return (yield from self._around("logged", None, report))
+        self._each("logged", report)
+        return (yield)
 
     # The session
-
-    def noted(self, items: Sequence[pytest.Item]) -> None:
-        """Take the tests before any is deselected."""
-        self._each("noted", items)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._each("collected", report)
-
-    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self._each("deselected", items)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -226,26 +225,6 @@ class RunningHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         return (yield from self._around("tests", None, session))
-
-
-def _joined(
-    before: BaseException | None,
-    error: BaseException | None,
-    item: pytest.Item | None,
-    phase: str,
-) -> BaseException | None:
-    """The error that ends a phase. A feature's failure takes the place of a skip; beside another
-    failure it becomes a section of the report.
-    """
-    if error is None or before is None:
-        return before or error
-    if isinstance(before, ENDS):
-        return before
-    if isinstance(before, pytest.skip.Exception) or isinstance(error, ENDS):
-        return error
-    if item is not None:
-        item.add_report_section(phase, "gpumem", str(error))
-    return before
 
 
 def _replaced(error: BaseException, item: pytest.Item) -> BaseException:

@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +57,10 @@ if TYPE_CHECKING:
 
 
 BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
-"""Attribute of a failed report, and of the exception that it is of: the verdicts of the test's rows
-fail it, not an assertion or an error.
-
-Of an exception it is the line of pytest's short summary, which begins with the figure.
-"""
+"""Attribute of a report that fails by the verdicts of its rows, and of its exception: there it is
+the line of pytest's short summary, which begins with the figure."""
 ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of a report that carries the rows of its test, samples included, as plain values: a
-worker or a forked child sends it to the process that has the results."""
+"""Attribute of a report: the rows of its test, samples included, as plain values."""
 FORKED = "not read: the test forked"
 
 
@@ -93,8 +90,7 @@ class GpuSession:
         self.is_part = is_part(config)  # another process has the results
         self.ranges = Ranges()
         self.forks = 0
-        """Forks of this process before it has a context, by which later children cannot use the
-        GPU: what children do on it is not read."""
+        """Forks without a context: what children do on the GPU is not read."""
         os.register_at_fork(before=partial(_count_fork, weakref.ref(self)))
         self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(
             EXPERIMENT
@@ -121,7 +117,6 @@ class GpuSession:
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
 
     def remark(self, *lines: str) -> None:
-        """Add lines to the summary."""
         self.remarks.extend(lines)
 
     @property
@@ -152,9 +147,7 @@ class GpuSession:
         return None if self._base is None else from_plain(plain_base(self._base), Selection)
 
     def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
-        """The limits of a test, of these names, or in a gate those of BASE where they demand more.
-        Raises `SettingsError`: a keyword of the marker that cannot be used.
-        """
+        """The limits of a test, or in a gate those of BASE where they demand more."""
         marker = marker_limits(marker_keywords(marks_of(item)))
         limits = merge_limits(None, marker, self.settings, names)
         return self.binding_limits(item.nodeid, limits, names)
@@ -162,7 +155,7 @@ class GpuSession:
     def binding_limits(
         self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)
     ) -> Limits:
-        """As `limits`, of a test that has these `limits`."""
+        """The same of a test that has these `limits`."""
         test = None if self.base is None else self.base.tests.get(nodeid)
         if test is None:
             return limits
@@ -187,14 +180,11 @@ class GpuSession:
 
     @property
     def is_open(self) -> bool:
-        """True if the device is open."""
         return self._device is not None
 
     @property
     def footprints(self) -> Footprints:
-        """The memory of this process on the device, which is opened only if it has to be.
-        Raises `DeviceError`: it cannot be opened.
-        """
+        """The memory of this process on the device, which is opened only if it has to be."""
         early = self.chosen.footprints() if self._device is None else None
         return self.device.footprints if early is None else early
 
@@ -211,10 +201,7 @@ class GpuSession:
         return Harness(self.device, self.ranges, profiled=self.ranges.tool_attached())
 
     def wait(self, item: pytest.Item) -> None:
-        """Wait for all work of a test whose body or teardown has ended.
-        Raises `ContextLost`: the context is lost, and no earlier test lost it.
-        Raises `DeviceError`: the device cannot be waited for.
-        """
+        """Wait for all work of a test. Raises `ContextLost` if it lost the context."""
         device, test = self._device, printable(item.nodeid)
         if device is None or self.lost_in is not None:
             return
@@ -294,8 +281,7 @@ def _count_fork(reference: weakref.ref[GpuSession]) -> None:
 
 
 class Rows:
-    """The rows in the order in which their tests ended. The rows of a test's last run replace those
-    of its earlier runs.
+    """The rows in the order in which their tests ended; those of the last run of each.
 
     The reports decide whether a test passed. An exception at the end of its body does not: a failed
     `unittest.TestCase` raises none, nor does a failed subtest.
@@ -309,7 +295,6 @@ class Rows:
         self._errors: set[str] = set()
 
     def add(self, nodeid: str, rows: Iterable[Row]) -> None:
-        """Take the rows of a test that is about to be reported."""
         self._rows.pop(nodeid, None)
         self._rows[nodeid] = tuple(rows)
 
@@ -383,10 +368,23 @@ def _without_verdict(row: Row, end: str) -> Row:
     return with_verdict(row, [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason)])
 
 
+@dataclass
+class TestState:
+    """What is known of a test that runs."""
+
+    test: Any = None  # the `GpuTest`, once a fixture of ours was set up
+    watched: Any = None  # the `WatchedTest`, while memory or waits of the test are read
+    rows: list[Row] = field(default_factory=list)  # once it was judged
+    attempts: list[list[Row]] = field(default_factory=list)
+    """The rows of its earlier attempts, after those of none. A rerun clears no FAIL: the error rate
+    of a verdict is that of one attempt."""
+
+
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
 """On `config.stash`; absent while the plugin is off."""
-# On `item.stash`:
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()  # the test's rows, once it was judged
-TEST: pytest.StashKey[Any] = pytest.StashKey()  # the `GpuTest`, once a fixture of ours was set up
-WATCHED: pytest.StashKey[Any] = pytest.StashKey()
-"""The `WatchedTest`, while memory or waits of the test are read."""
+_STATE: pytest.StashKey[TestState] = pytest.StashKey()
+
+
+def state_of(item: pytest.Item) -> TestState:
+    """What is known of a test that runs."""
+    return item.stash.setdefault(_STATE, TestState())

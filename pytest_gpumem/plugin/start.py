@@ -18,9 +18,8 @@ from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.exclusive import ExclusiveFeature, LockUnusable, lock_file
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
-from pytest_gpumem.plugin.isolation import Deadline, IsolationFeature
-from pytest_gpumem.plugin.leftovers import LeftoverFeature
-from pytest_gpumem.plugin.marks import RUNNING_PLUGIN, SESSION_PLUGIN
+from pytest_gpumem.plugin.isolation import Deadline, IsolationFeature, LeftoverFeature
+from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
 from pytest_gpumem.plugin.running import RunningHooks
 from pytest_gpumem.plugin.session import SESSION, GpuSession
@@ -28,34 +27,40 @@ from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import (
     BASE,
     VISIBLE,
+    WHOLE,
     Workers,
     base_of_gate,
-    baseline_of_session,
     check_worker,
+    given,
     is_part,
     own_in_turn,
     plain_base,
     prepare,
-    settings_of_session,
 )
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import ACCEPTS, Settings
+from pytest_gpumem.settings import ACCEPTS, BASELINE_OF, Settings
 from pytest_gpumem.units import did_you_mean
 
 
 def start(config: pytest.Config, settings: Settings) -> None:
-    """Find the device, load the baseline, and register the features.
-
-    Raises `pytest.UsageError`: the device, its lock or the baseline cannot be used, or another
-    plugin is in the way.
-    """
+    """Find the device, load the baseline, and register the features. Raises `pytest.UsageError`."""
     prepare(config)
+    whole = given(config, WHOLE)  # in a worker, which may run in another folder
+    # BASE of a gate is not that of a session that a test starts.
+    base = os.environ.pop(BASELINE_OF, None) if whole is None else whole["baseline_of"]
+    settings = settings._replace(baseline_of=base)
     try:
         _check_plugins(config)
-        settings = settings_of_session(config, settings)
-        place = _baseline_place(config, settings)
-        chosen = _chosen_for_process(config, settings, place)
+        place = _baseline_place(config, settings) if whole is None else Path(whole["baseline"])
+        chosen = _chosen(settings, place)
+        visible = own_in_turn(settings, chosen)
+        if visible is not None:
+            os.environ[VISIBLE] = visible
+            chosen = _chosen(settings, place)
+        check_worker(config, chosen.facts, place)
+        if chosen.facts.uuid is not None:
+            lock_file(chosen.facts.uuid)
         of_base = base_of_gate(config)
         session = _session(config, settings, place, chosen, of_base)
     except (UserError, LockUnusable, RevisionError) as error:
@@ -81,7 +86,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     ]
     plugins = config.pluginmanager
     plugins.register(session, SESSION_PLUGIN)
-    plugins.register(RunningHooks(features, session.broken), RUNNING_PLUGIN)
+    plugins.register(RunningHooks(features, session.broken))
     plugins.register(Deadline(config), "gpumem-deadline")
     plugins.register(workers)
     for feature in features:
@@ -89,7 +94,6 @@ def start(config: pytest.Config, settings: Settings) -> None:
 
 
 def _check_plugins(config: pytest.Config) -> None:
-    """Raise `UserError`: pytest-benchmark is switched off, or pytest-forked is on."""
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
     names = {getattr(plugin, "__name__", "") for plugin in config.pluginmanager.get_plugins()}
     if "pytest_benchmark.plugin" not in names:
@@ -104,19 +108,6 @@ def _check_plugins(config: pytest.Config) -> None:
 
 
 # The device
-
-
-def _chosen_for_process(config: pytest.Config, settings: Settings, place: Path) -> DeviceChoice:
-    """The device, which can run this session. Raises `UserError` or `LockUnusable`: it cannot."""
-    chosen = _chosen(settings, place)
-    visible = own_in_turn(settings, chosen)
-    if visible is not None:
-        os.environ[VISIBLE] = visible
-        chosen = _chosen(settings, place)
-    check_worker(config, chosen.facts, place)
-    if chosen.facts.uuid is not None:
-        lock_file(chosen.facts.uuid)
-    return chosen
 
 
 def _chosen(settings: Settings, place: Path) -> DeviceChoice:
@@ -154,10 +145,6 @@ def _chosen(settings: Settings, place: Path) -> DeviceChoice:
 
 
 def _baseline_place(config: pytest.Config, settings: Settings) -> Path:
-    """Where the baseline lies. Raises `UserError`: it is not there."""
-    of_session = baseline_of_session(config)
-    if of_session is not None:
-        return of_session
     if settings.baseline is None:
         return entries.storage_folder(config)
     # A folder is relative to the ini file that names it, else to where pytest was called.
@@ -183,7 +170,6 @@ def _session(
     chosen: DeviceChoice,
     of_base: str | dict[str, Any] | None,
 ) -> GpuSession:
-    """A session with its baseline. Raises `UserError` or `RevisionError`: it cannot be used."""
     store = Store(place, chosen.facts)
     accepted = acceptances(config.rootpath)
     merged, added = accepted, Acceptances()

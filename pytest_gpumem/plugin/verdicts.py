@@ -13,25 +13,14 @@ from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature, fail
-from pytest_gpumem.plugin.session import (
-    BY_LIMITS_ATTRIBUTE,
-    ROWS,
-    ROWS_ATTRIBUTE,
-    TEST,
-    WATCHED,
-    GpuSession,
-)
+from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, GpuSession, state_of
 from pytest_gpumem.ranges import Names
-from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.schema import row_from_json, row_to_json
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
     from pytest_gpumem.plugin.repeating import Repeats
-
-ATTEMPTS: pytest.StashKey[list[list[Row]]] = pytest.StashKey()
-"""On `item.stash`: the rows of its earlier attempts, where another plugin runs the test again. A
-verdict FAIL is no flaw which the next attempt may clear: its error rate is that of one verdict."""
 
 
 class VerdictFeature(Feature):
@@ -63,7 +52,7 @@ class VerdictFeature(Feature):
     def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
         return NOTHING if self._repeats is None else self._repeats.tests(session)
 
-    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
+    def logged(self, report: pytest.TestReport) -> None:
         """Take the rows of a report before anyone looks at them."""
         gpu = self._session
         rows = getattr(report, ROWS_ATTRIBUTE, None)
@@ -75,7 +64,6 @@ class VerdictFeature(Feature):
             self._set_properties(report)
         if self._repeats is not None:
             self._repeats.reported.add(report.nodeid)
-        return NOTHING
 
     def _set_properties(self, report: pytest.TestReport) -> None:
         """Give JUnit's file the figures; it takes those of the last report."""
@@ -109,26 +97,26 @@ class VerdictFeature(Feature):
                 yield
             except ENDS:
                 # No report follows; a warning that is an error would cost the summary.
-                gpu_test: GpuTest | None = item.stash.get(TEST, None)
+                gpu_test = state_of(item).test
                 if gpu_test is not None and gpu_test.entries is not None:
                     gpu_test.entries.excuse()
                 raise
             finally:
                 # pytest keeps the item to the end, and the test would keep its streams.
-                item.stash[TEST] = None
+                state_of(item).test = None
                 if gpu.ledger is not None:
                     gpu.ledger.ended(item.nodeid)
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Begin a test, or a rerun of it, anew but for what has failed."""
-        attempts = item.stash.setdefault(ATTEMPTS, [])
-        if ROWS in item.stash:
-            attempts.append(item.stash[ROWS])
-        item.stash[ROWS] = []
+        state = state_of(item)
+        state.test, state.rows, earlier = None, [], state.rows
+        state.attempts.append(earlier)
         return NOTHING
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        if item.stash.get(TEST, None) is None and item.stash.get(WATCHED, None) is None:
+        state = state_of(item)
+        if state.test is None and state.watched is None:
             return
         from pytest_gpumem.plugin.judging import judge
 
@@ -143,7 +131,8 @@ class VerdictFeature(Feature):
             if crash is not None:  # pytest's message begins with "Failed: "
                 crash.message = getattr(error, BY_LIMITS_ATTRIBUTE)
             setattr(report, BY_LIMITS_ATTRIBUTE, True)
-        test: GpuTest | None = item.stash.get(TEST, None)
+        state = state_of(item)
+        test: GpuTest | None = state.test
         skipped = report.skipped and not hasattr(report, "wasxfail")
         if skipped and self._session.settings.strict and (test or uses(item, TEST_FIXTURE)):
             fail(report, f"gpumem: --gpumem-strict fails a skip: {error or ''}")
@@ -161,12 +150,11 @@ class VerdictFeature(Feature):
         if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
             from pytest_gpumem.plugin.judging import unmeasured
 
-            item.stash[ROWS] = [unmeasured(item, self._session, error)]
-        rows = item.stash.get(ROWS, [])
-        has_footprint = any(row.footprint is not None for row in rows)
+            state.rows = [unmeasured(item, self._session, error)]
+        has_footprint = any(row.footprint is not None for row in state.rows)
         if not ended and (call.when != "teardown" or not has_footprint):
             return
-        setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
+        setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in state.rows])
 
     def _fail_by_others(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Fail a report by a further process, and by earlier attempts of the test."""
@@ -174,25 +162,24 @@ class VerdictFeature(Feature):
             why = process.failure_of(item.nodeid)
             if why is not None and not report.failed:
                 fail(report, why)
-        failed_before: dict[str, Row] = {}
-        attempts = item.stash.setdefault(ATTEMPTS, [])
-        for number, attempt in enumerate(attempts, 1):
-            for row in attempt:
-                if row.verdict.outcome is Outcome.FAIL and row.measured_something:
-                    first, *findings = known(row)
-                    first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
-                    failed_before.setdefault(row.key, with_verdict(row, [first, *findings]))
-        rows = {row.key: row for row in item.stash.get(ROWS, [])}
+        state = state_of(item)
+        rows = {row.key: row for row in state.rows}
         failing = []
-        for key, before in failed_before.items():
-            row = rows.get(key, before)
-            if row is before or row.verdict.outcome is not Outcome.FAIL:
-                row = replace(row, verdict=before.verdict, differences=before.differences)
-                rows[key] = row
-                failing.append(row)
+        for number, attempt in enumerate(state.attempts):
+            for before in attempt:
+                row = rows.get(before.key)
+                cleared = row is None or row.verdict.outcome is not Outcome.FAIL
+                failed = before.verdict.outcome is Outcome.FAIL and before.measured_something
+                if failed and cleared:
+                    first, *findings = known(before)
+                    first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
+                    verdict = with_verdict(before, [first, *findings]).verdict
+                    row = replace(row or before, verdict=verdict, differences=before.differences)
+                    rows[row.key] = row
+                    failing.append(row)
         if not failing:
             return
-        item.stash[ROWS] = [replace(row, failed=True) for row in rows.values()]
+        state.rows = [replace(row, failed=True) for row in rows.values()]
         if not report.failed:
             from pytest_gpumem.plugin.judging import text_of
 

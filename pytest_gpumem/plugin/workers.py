@@ -1,8 +1,4 @@
-"""Workers of pytest-xdist, which is the engine beyond one process, one GPU and one machine.
-
-Other modules know that a session may have parts: the process that hands out tests has their
-results.
-"""
+"""Workers of pytest-xdist: the process that hands out tests has their results."""
 
 from __future__ import annotations
 
@@ -22,10 +18,10 @@ import pytest
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import BASE_SELECTION, BASELINE_OF, Settings
+from pytest_gpumem.settings import BASE_SELECTION, Settings
 
 BASE = "base"  # what a part is given: what BASE selects, in a gate
-SESSION = "session"  # what a part is given: device and baseline of the whole
+WHOLE = "session"  # what a part is given: device and baseline of the whole
 REFUSED = "refused"  # what a part sends: why it cannot take part
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 _MIG = "MIG-"
@@ -46,7 +42,6 @@ def in_parts(config: pytest.Config) -> bool:
 def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> None:
     """Have xdist run the tests in a worker, replaced however often, unless the user chose workers.
     `by_option`: else by a gate, which isolates where it can.
-    Raises `pytest.UsageError`: by option, and pytest-xdist is not installed, or is switched off.
     """
     if is_part(config):
         return
@@ -101,7 +96,7 @@ class Workers:
         self._orders = _orders_of(settings, chosen)
         self._gives: dict[str, Callable[[bool], object]] = {}
         self._carries: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {}
-        self.give(SESSION, partial(_whole, settings, chosen.facts, baseline))
+        self.give(WHOLE, partial(_whole, settings, chosen.facts, baseline))
 
     def give(self, key: str, value: Callable[[bool], object]) -> None:
         """Give every worker a value before it starts, by whether it is on this machine."""
@@ -112,12 +107,10 @@ class Workers:
         self._carries[key] = send, receive
 
     def send(self) -> None:
-        """In a worker, at its end."""
         for key, (value, _) in self._carries.items():
             self._config.workeroutput[f"gpumem_{key}"] = value()  # type: ignore[attr-defined]
 
     def header(self) -> list[str]:
-        """How many workers measure on how many GPUs, if several do."""
         workers = len(getattr(self._config.option, "tx", None) or ())  # none without xdist
         gpus = min(workers, len(self._orders))
         return [f"gpumem: {workers} workers measure on {gpus} GPUs"] if gpus > 1 else []
@@ -158,7 +151,7 @@ class Workers:
 
 class Refusal:
     """Ends a worker that cannot take part before it collects. xdist swallows its usage error, so
-    the controller raises it: no worker runs a test before all have collected.
+    the controller raises it before any worker runs a test.
     """
 
     def __init__(self, config: pytest.Config, why: str) -> None:
@@ -184,9 +177,7 @@ def _whole(settings: Settings, facts: DeviceFacts, place: Path, _: bool) -> dict
 
 @cache
 def _selection_of_base(file: str) -> dict[str, Any]:
-    """What BASE selects, as plain values, which the gate writes while its screen collects.
-    Ends the session if it never will.
-    """
+    """Wait for what the gate writes while its screen collects."""
     gate = os.getppid()
     while not os.path.exists(file):
         if os.getppid() != gate:
@@ -200,33 +191,18 @@ def _selection_of_base(file: str) -> dict[str, Any]:
 
 
 def base_of_gate(config: pytest.Config) -> str | dict[str, Any] | None:
-    """What BASE selects, as plain values or the file that will have them, in the screen of a gate
-    and in its workers; None in other sessions, such as one that a test of a gate starts."""
+    """What BASE selects, or the file that will have it, in the screen of a gate and its workers."""
     return given(config, BASE) if is_part(config) else os.environ.pop(BASE_SELECTION, None)
 
 
 def plain_base(of_base: str | dict[str, Any]) -> dict[str, Any]:
-    """Wait for what BASE selects."""
+    """What BASE selects, as plain values, once it is known."""
     return _selection_of_base(of_base) if isinstance(of_base, str) else of_base
-
-
-def baseline_of_session(config: pytest.Config) -> Path | None:
-    """In a worker, which may run in another folder: the baseline of the controller."""
-    session = given(config, SESSION)
-    return None if session is None else Path(session["baseline"])
-
-
-def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
-    """The settings with BASE of a gate, which a worker learns from the controller."""
-    session = given(config, SESSION)
-    # not of a session that a test starts
-    base = os.environ.pop(BASELINE_OF, None) if session is None else session["baseline_of"]
-    return settings._replace(baseline_of=base)
 
 
 def check_worker(config: pytest.Config, facts: DeviceFacts, place: Path) -> None:
     """Raise `pytest.UsageError` in a worker that has another model of GPU, or not the baseline."""
-    whole: Mapping[str, Any] | None = given(config, SESSION)
+    whole: Mapping[str, Any] | None = given(config, WHOLE)
     if whole is None:
         return
     if facts.key != whole["key"]:
