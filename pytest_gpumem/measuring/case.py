@@ -15,27 +15,27 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import PLENTY, Foreign, Graph, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import PLENTY, Foreign, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import (
     KernelTarget,
     Target,
     WrongResult,
-    captured,
     move_buffers,
     out_of_memory,
     padding,
-    window_notes,
 )
 from pytest_gpumem.measuring.works import Work
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
-from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory, address_of
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import did_you_mean, parse_bytes
+
+READ: Literal["read"] = "read"
+WRITE: Literal["write"] = "write"
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,17 @@ def target_of(
         queue = arena.stream if stream is None else _stream_of(stream)
         if isinstance(function, Work):
             if arguments or keywords or declared or stream is not None:
-                names = ", ".join(f"{name}=" for name in (declared or ("stream",)))
+                names = "=, ".join(declared or ("stream",))
                 raise BadCall(
                     f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no "
-                    f"{names}: it has its own"
+                    f"{names}=: it has its own"
                 )
             return function
         if isinstance(function, BoundKernel):
-            for name, value in declared.items():
-                known = "check" if name in ("check", "reference") else "traffic"
+            for field, value in declared.items():
+                known = "check" if field in ("check", "reference") else "traffic"
                 raise BadCall(
-                    f"{name}={value!r}: the {known} of {function.name} is known from the kernel"
+                    f"{field}={value!r}: the {known} of {function.name} is known from the kernel"
                 )
             if stream is None and function.persisting is not None:
                 raise BadCall(
@@ -135,7 +135,6 @@ def target_of(
 
 
 def _stream_of(stream: PersistingStream) -> Stream:
-    """Return the stream of a persisting stream that a measurement uses."""
     if not isinstance(stream, PersistingStream):
         raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
     if stream.closed:
@@ -147,7 +146,7 @@ def _stream_of(stream: PersistingStream) -> Stream:
 
 
 class _CodeTarget(Target):
-    """Code of the user, described by the fields of a `Case`."""
+    """Code of the user, described by a `Case`."""
 
     foreign = True
     _on_simulated = False  # the simulated device runs functions that have no reference
@@ -178,9 +177,9 @@ class _CodeTarget(Target):
             reference = None if self._on_simulated else case.restore
             self._restored = self._foreign(case.restore, reference)
 
-    def _describe(self, notes: list[str]) -> None:
+    def _describe(self, *notes: str) -> None:
         """Fill in the fields for the case and its buffers as they are now."""
-        case, distinct = self._case, {id(a): int(a.nbytes) for a in (*self._reads, *self._writes)}
+        distinct = {id(array): int(array.nbytes) for array in (*self._reads, *self._writes)}
         self.footprint = sum(distinct.values()) or self._moved
         self.moved_bytes = None
         if self._moved is not None:
@@ -189,15 +188,13 @@ class _CodeTarget(Target):
             reads = sum(int(array.nbytes) for array in self._reads)
             writes = sum(int(array.nbytes) for array in self._writes)
             self.moved_bytes = MovedBytes(reads, writes)
-        self.checks = case.check is not None
+        self.checks = self._case.check is not None
         if self.checks and not all(isinstance(array, Buffer) for array in self._writes):
-            notes.append(
+            notes += (
                 "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
-                "check"
+                "check",
             )
-        notes += window_notes(self.device, self.window)
-        notes += managed_notes(self.device.facts, self._buffers.managed)
-        self.notes = tuple(notes)
+        self.describe(self._buffers.managed, *notes)
         # It may touch any managed buffer, through closures or other libraries.
         self.managed = self._buffers.homes
 
@@ -206,9 +203,7 @@ class _CodeTarget(Target):
     ) -> Foreign:
         """Return a function with the buffers that it touches, where they are now."""
         accesses, allocations = [], []
-        roles: tuple[tuple[Literal["read", "write"], list[Any]], ...]
-        roles = (("read", self._reads), ("write", self._writes))
-        for role, arrays in roles:
+        for role, arrays in (READ, self._reads), (WRITE, self._writes):
             for index, array in enumerate(arrays):
                 if isinstance(array, Buffer):
                     accesses.append(Access(f"{role} {index}", role, array.nbytes, array.nbytes))
@@ -230,10 +225,9 @@ class _CodeTarget(Target):
 
     def verify(self) -> None:
         """Call the user's check. Raises `WrongResult`; `BadCall` if it gives no truth value."""
-        check = self._case.check
-        assert check is not None
+        assert self._case.check is not None
         try:
-            result = check()
+            result = self._case.check()
         except AssertionError as error:
             why = str(error) or "its check failed"
             raise WrongResult(f"{self.name}: the result of a launch is wrong: {why}") from error
@@ -264,7 +258,6 @@ def _arrays(name: str, given: object, arena: Arena) -> list[Any]:
 
 
 def _declared_bytes(name: str, moved: object) -> int | None:
-    """Return the bytes that a user declares as `name`. Raises `BadCall` or `QuantityError`."""
     if moved is None:
         return None
     if isinstance(moved, str):
@@ -295,14 +288,13 @@ class CallTarget(_CodeTarget):
         window: PersistingStream | None,
         on_simulated: bool,
     ) -> None:
-        super().__init__(
-            getattr(function, "__name__", type(function).__name__), arena.device, stream
-        )
-        self.window, self._on_simulated = window, on_simulated
+        name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(name, arena.device, stream, window)
+        self._on_simulated = on_simulated
         if window is not None and window.where == "launch":
             raise BadCall(
-                f'where="launch" is for kernels of gpu_kernels: {self.name} makes its launches '
-                'itself; "stream" and "graph" reach them'
+                f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; '
+                '"stream" and "graph" reach them'
             )
         self._movable: list[Buffer] = []
         for value in (*arguments, *keywords.values()):
@@ -310,25 +302,18 @@ class CallTarget(_CodeTarget):
                 self._movable.append(value)
         self.moves = bool(self._movable)
         self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
-        self._graph: Graph | None = None
         super()._bind()
         if window is not None and window.where == "graph":
             # What a library sets up at its first call cannot be captured.
             self.device.kernels.call(self._launched, stream)
             self.device.streams.synchronize()
             self._bind()
-        notes = []
-        if not self._movable:
-            notes.append(
-                "one placement: the callable's arrays are its own; a Case is built anew for each"
-            )
-        self._describe(notes)
+        stays = "one placement: the callable's arrays are its own; a Case is built anew for each"
+        self._describe(*(() if self.moves else (stays,)))
 
     def _bind(self) -> None:
         super()._bind()
-        if self.window is not None and self.window.where == "graph":
-            body = partial(self.device.kernels.call, self._launched, self.window.stream)
-            self._graph = captured(self.name, self.device, self.window, body)
+        self.capture(partial(self.device.kernels.call, self._launched, self.stream))
 
     def launch(self, place: int, stream: Stream) -> None:
         if self._graph is not None:
@@ -344,10 +329,7 @@ class CallTarget(_CodeTarget):
 
 
 class CaseTarget(_CodeTarget):
-    """What `build` makes at each placement. Raises `BadCall` if that is no `Case`.
-
-    `arena`: the test's; its seed gives every placement the same content.
-    """
+    """What `build` makes at each placement. Raises `BadCall` if that is no `Case`."""
 
     moves = True
 
@@ -362,7 +344,7 @@ class CaseTarget(_CodeTarget):
         self._build, self._arena = build, arena
         self._windows = ExitStack()  # closes the window that is open
         self._addresses: list[list[int]] = []  # of arrays in no buffer, at each placement
-        self._same_memory: list[str] = []  # a note, if some lie where they lay
+        self._pooled: tuple[str, ...] = ()  # a note, if some lie where they lay
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
             try:
@@ -429,13 +411,13 @@ class CaseTarget(_CodeTarget):
             if not isinstance(array, Buffer):
                 addresses.append(_address(array))
         if any(addresses) and addresses in self._addresses:
-            self._same_memory = [
+            self._pooled = (
                 "its own arrays lie at the same place in several placements, because a library's "
                 "pool gives the same memory again: the interval may be too narrow; arrays of the "
-                "function's `memory` move"
-            ]
+                "function's `memory` move",
+            )
         self._addresses.append(addresses)
-        self._describe(list(self._same_memory))
+        self._describe(*self._pooled)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._arena.pad(padding(random))
@@ -463,10 +445,7 @@ class CaseTarget(_CodeTarget):
         return self.device.memory.free_bytes(MemoryKind.DEVICE) >= (self.footprint or 0)
 
     def close(self) -> None:
-        """Close the window.
-
-        The memory lives until the test ends, which may look at the arrays of the last placement.
-        """
+        # The test may look at the arrays of the last placement until it ends.
         self._arena.keep(self._buffers)
         self._windows.close()
 

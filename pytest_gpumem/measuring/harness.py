@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -41,10 +40,10 @@ STREAMS = 4  # that take turns: launch overhead differs between them, by 30 ns o
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
 BUSY = 2.0  # reading of an idle launch over the usual, above which the device is busy
+SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
 LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
 """Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ
 because looks of a single rhythm could all miss work of the same rhythm."""
-SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -55,8 +54,8 @@ WAKE_LIMIT = 2.0  # most seconds of that work: every measurement warms up beside
 class holding:  # noqa: N801 - a context manager; not a generator, which takes longer
     """Hold `stream` while the block queues work on it, for `timeout` seconds at most.
 
-    The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises,
-    only that error counts.
+    The next `synchronize` raises `HoldExpired` if the hold expired. An error of the block counts
+    alone.
     """
 
     __slots__ = ("_device", "_hold", "_stream", "_timeout")
@@ -108,8 +107,7 @@ class Harness:
     """Streams, flush buffers and floors of a device; each is made at its first use."""
 
     def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
-        self.device = device
-        self.ranges = ranges
+        self.device, self.ranges = device, ranges
         self.profiled = profiled  # a profiler is attached
         self._flushes: dict[str, Launch | None] = {}
         self._streams: tuple[Stream, ...] = ()
@@ -129,9 +127,9 @@ class Harness:
     def flush(self, mode: str) -> Launch | None:
         """Return the launch, loaded, that flushes L2; None for "hot"."""
         if mode not in self._flushes:
-            self._flushes[mode] = None if mode == "hot" else flush_of(self._arena, mode)
+            launch = self._flushes[mode] = None if mode == "hot" else flush_of(self._arena, mode)
             # A kernel is loaded at its first launch, which waits for the device: not behind a hold.
-            stream, launch = self.streams()[0], self._flushes[mode]
+            stream = self.streams()[0]
             if launch is not None:
                 self.device.kernels.launch(launch, stream)
             self.device.streams.synchronize(stream)
@@ -141,20 +139,19 @@ class Harness:
         """Keep the device busy until its clocks have settled; only the first call does anything."""
         if self._awake or self.profiled:
             return
-        device = self.device
-        stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
-        begun = device.now()
-        flush = self.flush("clean-cold")
+        device, streams = self.device, self.device.streams
+        stream, start, end = streams.create(), streams.event(), streams.event()
+        begun, flush = device.now(), self.flush("clean-cold")
         assert flush is not None
         asleep = device.conditions()
         means: list[float] = []
         while not self._awake:
-            device.streams.record(start, stream)
+            streams.record(start, stream)
             for _ in range(WAKE_BATCH):
                 device.kernels.launch(flush, stream)
-            device.streams.record(end, stream)
-            device.streams.synchronize(stream)
-            means.append(device.streams.elapsed(start, end) / WAKE_BATCH)
+            streams.record(end, stream)
+            streams.synchronize(stream)
+            means.append(streams.elapsed(start, end) / WAKE_BATCH)
             spent, now = device.now() - begun, device.conditions()
             if now.sm_clock_hz is not None and now.sm_clock_hz == asleep.sm_clock_hz:
                 self._awake = now.memory_clock_hz == asleep.memory_clock_hz
@@ -176,8 +173,7 @@ class Harness:
     def idle(self) -> Launch:
         """Return a launch of a full grid of `write` with no elements to write, loaded.
 
-        The address of a written line would change the reading by as much as processes differ
-        (ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
+        The address of a written line would change the reading by as much as processes differ.
         """
         if self._idle is None:
             memory = self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
@@ -195,8 +191,8 @@ class Harness:
     ) -> list[float]:
         """Return the seconds between two events around a loaded launch, each stream in turn.
 
-        The first of the rounds, whose launches are slow, is left out. Holding is given up once a
-        hold expires.
+        The first of the rounds, whose launches are slow, is left out. Holding ends with a hold that
+        expires.
         """
         device = self.device
         start, end = device.streams.event(), device.streams.event()
@@ -218,9 +214,9 @@ class Harness:
     def busy(self) -> bool:
         """True if other work of any thread or process keeps the device busy.
 
-        An idle launch has to wait for room then. It is read twice, after a pause and behind a hold.
-        Another thread of Python gets the interpreter's lock, which it needs to launch, in the
-        pause: 57 of 60 such looks saw it on an H100, and no look behind a hold.
+        An idle launch has to wait for room then. It is read twice, after a pause and behind a hold:
+        another thread of Python gets the interpreter's lock, which it needs to launch, in the
+        pause.
         """
         if self.device.launches_wait():
             return False
@@ -247,10 +243,7 @@ class Harness:
         return device.streams.elapsed(start, end) - queued
 
     def after_passes(self, *, busy: bool, counted: bool, looked: bool) -> None:
-        """Measure the floors anew where other work or a first look by CUPTI may change them.
-
-        `busy`: other work was seen. `counted`: pages were counted. `looked`: work was watched.
-        """
+        """Measure the floors anew where other work or a first look by CUPTI may change them."""
         first_look = looked and not self._watched and not self.device.facts.simulated
         if counted or first_look:
             self._watched = True
@@ -323,37 +316,28 @@ class Disturbances:
 
     def _slowing(self, reported: Conditions, ran_at_hz: float | None) -> Conditions:
         """Return conditions without throttle reasons if the SM clock ran at full speed."""
-        highest = self._device.facts.sm_clock_hz
-        if not reported.throttle_reasons or ran_at_hz is None or highest is None:
-            return reported
-        if ran_at_hz < FULL_SPEED * highest:
+        highest, reasons = self._device.facts.sm_clock_hz, reported.throttle_reasons
+        if not reasons or ran_at_hz is None or highest is None or ran_at_hz < FULL_SPEED * highest:
             return reported
         full = f"{100 * FULL_SPEED:.0f} % or more of {highest / 1e6:.0f} MHz"
-        reasons = ", ".join(reported.throttle_reasons)
-        self.notes.append(f"{reasons} reported, but the SM clock ran at {full}")
+        self.notes.append(f"{', '.join(reasons)} reported, but the SM clock ran at {full}")
         return replace(reported, throttle_reasons=())
 
 
 def worst(conditions: Sequence[Conditions]) -> Conditions | None:
-    """Return the least favourable conditions, or None if there are none.
+    """Return the least favourable figures, or None if there are no conditions.
 
-    These are the lowest clocks, every throttle reason, the highest temperature and power, and the
-    most other processes. A figure that the driver never gave stays None.
+    A figure that the driver never gave stays None.
     """
     if not conditions:
         return None
-    values: dict[str, Any] = {}
-    for field in Conditions.__struct_fields__:
-        known = [getattr(each, field) for each in conditions]
-        values[field] = [value for value in known if value is not None]
-    reasons = None
-    if values["throttle_reasons"]:
-        reasons = tuple(dict.fromkeys(chain.from_iterable(values["throttle_reasons"])))
-    return Conditions(
-        sm_clock_hz=min(values["sm_clock_hz"], default=None),
-        memory_clock_hz=min(values["memory_clock_hz"], default=None),
-        temperature_c=max(values["temperature_c"], default=None),
-        power_w=max(values["power_w"], default=None),
-        throttle_reasons=reasons,
-        other_processes=max(values["other_processes"], default=None),
-    )
+    least: dict[str, Any] = {}
+    for name in Conditions.__struct_fields__:
+        values = [getattr(each, name) for each in conditions if getattr(each, name) is not None]
+        if not values:
+            least[name] = None
+        elif name == "throttle_reasons":
+            least[name] = tuple(dict.fromkeys(itertools.chain.from_iterable(values)))
+        else:
+            least[name] = min(values) if name.endswith("clock_hz") else max(values)
+    return Conditions(**least)

@@ -1,8 +1,7 @@
 """The way of a measurement, in order: check the target, wait for a quiet GPU, warm up, sample
 placement after placement until the interval is narrow enough, take the untimed passes, check again.
 
-`target` has what is measured, `samplers` takes a sample, `stopping` says when there are enough, and
-`untimed` has the passes.
+`samplers` takes a sample, `stopping` says when there are enough, and `untimed` has the passes.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Plan:
     mode: str = "clean-cold"
     sampler: str = "auto"
     placements: int = 8
-    precision: float = 0.001
-    """Wanted half-width of the confidence interval over placements, as a share of the latency."""
+    precision: float = 0.001  # wanted half-width over placements, as a share of the latency
     budget: float = 1.0  # seconds for a measurement
     # Untimed passes
     pages: bool = False  # counts page faults and migrations
@@ -66,8 +64,7 @@ def measure(
 ) -> Measurement:
     """Measure a target, and close it.
 
-    `arena`: holds the padding between placements; its seed makes them repeatable.
-    `label`: tells the measurements of a test apart; `name`: of the test's NVTX ranges.
+    `arena`: holds the padding between placements. `name`: of the test's NVTX ranges.
     Raises `WrongResult`: the result of a launch is not the reference's.
     Raises `BadCall`: mode or sampler do not fit the target.
     Raises `Unsupported`, `DeviceError`: the device cannot do it, or a launch failed.
@@ -80,10 +77,8 @@ def measure(
         )
     with device.current(), device.footprints.paused():
         try:
-            for option, value, accepted in (
-                ("mode", plan.mode, MODES),
-                ("sampler", plan.sampler, SAMPLERS),
-            ):
+            choices = {"mode": (plan.mode, MODES), "sampler": (plan.sampler, SAMPLERS)}
+            for option, (value, accepted) in choices.items():
                 if value not in accepted:
                     raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
             measured = _Measuring(harness, target, plan, arena, name).run(label)
@@ -101,8 +96,6 @@ def measure(
 
 
 class _Measuring:
-    """A measurement of a target. `run` has its steps in order."""
-
     def __init__(
         self, harness: Harness, target: Target, plan: Plan, arena: Arena, name: str
     ) -> None:
@@ -112,9 +105,10 @@ class _Measuring:
         self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
         self._alone: float | None = None  # seconds of long work that runs on this stream alone
         self._first_sample: float | None = None  # the same, until it was counted as a sample
-        self._work_seen = True  # False if the device did nothing in a launch of a foreign callable
+        self._work_seen = True  # False if the device did nothing in a launch of foreign code
 
     def run(self, label: str) -> Measurement:
+        """Measure: all steps in order."""
         harness, device, target, plan = self._harness, self._device, self._target, self._plan
 
         # Check. Work that the test queued before, on whatever stream, must not race with it.
@@ -157,9 +151,8 @@ class _Measuring:
                 migrations = count_migrations(target, profiled=harness.profiled)
         if plan.ran:
             with self._range("watch"):
-                latency = min(readings.medians, default=0.0)
-                managed = self._arena.managed
-                ran = find_what_ran(target, managed, latency, profiled=harness.profiled)
+                fastest, managed = min(readings.medians, default=0.0), self._arena.managed
+                ran = find_what_ran(target, managed, fastest, profiled=harness.profiled)
             if any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
                 # A function that waits for its work, as those of JAX, leaves none to be seen.
                 self._work_seen = True
@@ -209,11 +202,10 @@ class _Measuring:
         )
 
     def _range(self, step: str) -> AbstractContextManager[None]:
-        """Return an NVTX range of a step."""
         return self._harness.ranges.range(phase(self._name, step))
 
     def _check(self) -> str | None:
-        """Check the result of a launch; return the reason if it could not be compared."""
+        """Check a launch; return why its result could not be compared, if so."""
         if not self._target.checks:
             return None
         with self._range("check"):
@@ -226,7 +218,7 @@ class _Measuring:
     def _sample(self) -> None:
         """Warm up, then sample placement after placement."""
         sampler, readings, plan = self._sampler, self._sampler.readings, self._plan
-        now = self._device.now
+        target, now = self._target, self._device.now
         if self._harness.profiled:
             self._sample_profiled()
             return
@@ -238,7 +230,7 @@ class _Measuring:
         sampler.clocks.clear()
 
         wanted, most = plan.placements, stopping.MOST_PLACEMENTS_FACTOR * plan.placements
-        if not self._target.moves:
+        if not target.moves:
             wanted, most = 1, 1
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
         begun = now() - (self._first_sample or 0.0)
@@ -246,7 +238,7 @@ class _Measuring:
             while True:
                 started = bool(readings.placements or readings.throttled)
                 # What moves a placement at a time starts where it is.
-                if wanted > 1 and (self._target.any_stream or started):
+                if wanted > 1 and (target.any_stream or started):
                     moved = self._move(wanted, cost, budget)
                     if not moved and started:
                         break
@@ -255,7 +247,8 @@ class _Measuring:
                 medians = readings.medians
                 for samples in readings.throttled:
                     medians.append(statistics.median(samples))
-                if self._has_modes(medians) and len(medians) < most and spent < budget:
+                modes = 0 if target.window is None else max(modes_of(medians), default=0)
+                if modes and len(medians) < most and spent < budget:
                     continue  # more placements show which mode counts
                 if not stopping.go_on(
                     self._counting(medians),
@@ -272,6 +265,11 @@ class _Measuring:
     def _warm_up(self) -> float:
         """Sample until steady; return the seconds that a sample costs."""
         now, sampler = self._device.now, self._sampler
+
+        def clock() -> float:
+            # The time-out of a hold is not what a sample costs.
+            return now() - HOLD_TIMEOUT * sampler.expired
+
         # The first launch compiles and loads; nothing may hold the stream meanwhile.
         begun = now()
         sampler.launch_once()
@@ -286,31 +284,27 @@ class _Measuring:
             return sampler.latency
         self._first_sample = None
         sampler.renew()
-        begun, expired_before = now(), sampler.expired
+        begun = clock()
         if sampler.in_batches:
             sampler.latency = sampler.samples(1)[-1][1]
             sampler.renew()
         samples: list[float] = []
         step = 1
         while True:
-            step_begun, expired = now(), sampler.expired
+            step_begun = clock()
             latest = [seconds for _, seconds in sampler.samples(step)]
-            # The time-out of a hold is not what a sample costs.
-            spent = now() - begun - HOLD_TIMEOUT * (sampler.expired - expired_before)
-            step_seconds = now() - step_begun - HOLD_TIMEOUT * (sampler.expired - expired)
-            cost = max(step_seconds / len(latest), latest[-1])
+            spent = clock() - begun
+            cost = max((clock() - step_begun) / len(latest), latest[-1])
             samples += latest
             sampler.latency = latest[-1]
             if stopping.steady(samples):
                 break
             if spent > limit:
                 # Too few samples to see a drift through their noise are no drift.
-                window = stopping.WINDOW
-                if len(samples) >= window and not stopping.steady(samples, most=window):
+                window, count = stopping.WINDOW, len(samples)
+                if count >= window and not stopping.steady(samples, most=window):
                     median = format_time(statistics.median(samples))
-                    self._notes.append(
-                        f"not steady after {len(samples)} warm-up samples of {median}"
-                    )
+                    self._notes.append(f"not steady after {count} warm-up samples of {median}")
                 break
             step = stopping.WINDOW // 2
         if sampler.in_batches:
@@ -322,10 +316,7 @@ class _Measuring:
         return cost
 
     def _find_stream(self, first: float) -> None:
-        """Time a foreign callable where it works; by the host's clock where no stream shows it.
-
-        `first`: seconds of the first launch, with what it compiled.
-        """
+        """Time a foreign callable where it works; by the host's clock where no stream shows it."""
         sampler, target = self._sampler, self._target
         while True:
             sampler.ready()
@@ -394,7 +385,7 @@ class _Measuring:
         readings.finish()
 
     def _sample_chunk(self, rounds: int) -> None:
-        """Take samples, then read the conditions, and look for other work from time to time."""
+        """Take samples, then read the conditions."""
         sampler = self._sampler
         clocks_before = len(sampler.clocks)
         if self._first_sample is not None:
@@ -417,38 +408,31 @@ class _Measuring:
         self._notes.append("measured under a profiler: times are not comparable")
 
     def _seconds_outside(self) -> float | None:
-        """Return the seconds of a launch's work outside of the timed interval, if they matter."""
-        sampler = self._sampler
-        if not self._target.foreign or sampler.name not in ("blocked", "batched"):
-            return None
-        if self._alone is not None:
+        """Return the seconds of work outside of the timed interval, if they matter."""
+        by_events = self._sampler.name in ("blocked", "batched")
+        if not (self._target.foreign and by_events) or self._alone is not None:
             return None
         if not self._plan.streams:
             self._notes.append("own streams not checked")
             return None
-        medians = sampler.readings.medians
         try:
             with self._range("watch"):
                 seconds = find_outside(self._target, self._harness.idle())
         except (NotCounted, HoldExpired) as reason:
             self._notes.append(f"own streams not checked: {reason}")
             return None
+        medians = self._sampler.readings.medians
         if not medians or seconds <= OUTSIDE * statistics.fmean(medians):
             return None
         return seconds
 
     def _counting(self, medians: list[float]) -> list[float]:
-        """Return the medians that count (`Measurement.counting`)."""
+        """As `Measurement.counting`."""
         if self._target.window is None:
             return medians
         return list(without_exceptions(medians))
 
-    def _has_modes(self, medians: list[float]) -> bool:
-        """True if placements under a window are in several modes."""
-        return self._target.window is not None and max(modes_of(medians), default=0) > 0
-
     def _note_lacks(self, wanted: int) -> None:
-        """Note what the samples lack."""
         sampler, notes, precision = self._sampler, self._notes, self._plan.precision
         readings = sampler.readings
         if not readings.placements:

@@ -14,9 +14,7 @@ from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.records.measurement import Overlap, Part
 
 PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
-AGREE = 0.1
-"""Largest difference between the sequence and the sum of its parts, as a share of the sum. Other
-traffic on a host's link makes copies up to twice as long, for some milliseconds."""
+AGREE = 0.1  # largest difference between the sequence and the sum of its parts, as a share
 TRIES = 3  # times that parts and sequence are measured until they agree
 
 
@@ -45,7 +43,7 @@ def overlap_of(
         together = sum(seconds[:-1])
         if abs(seconds[-1] - together) <= AGREE * together:
             break
-        # What others do on the link makes a reading longer, never shorter.
+        # Other traffic on the link makes a reading longer, never shorter.
         for index, piece in enumerate(pieces):
             seconds[index] = min(seconds[index], latency(piece))
     parts, engines = [], []

@@ -36,9 +36,7 @@ SLOW_BATCH_SECONDS = 2e-3  # length from which a batch has fewer launches, down 
 LEAST_FOREIGN_BATCH = 5
 MOST_FOREIGN_BATCH = 50
 UNTIMED = 2  # launches before the first event: they bring the buffers into L2
-QUEUED_SECONDS = 900e-6
-"""Most seconds of foreign calls behind a hold: a stream queues 1,024 launches of a microsecond or
-more before the next one waits."""
+QUEUED_SECONDS = 900e-6  # of foreign calls behind a hold: a stream queues 1,024 launches of 1 us
 BATCHES = ("graph", "batched")  # samplers that time launches which follow each other
 
 
@@ -50,27 +48,23 @@ class Readings:
         self.throttled: list[tuple[float, ...]] = []  # placements without any other sample
         self.discarded = 0  # samples taken under throttling
         self.live: list[list[float]] = []  # all samples of the placements that live now
-        self._good: list[list[float]] = []  # of them those that were not taken under throttling
+        self._good: list[list[float]] = []  # those that were not taken under throttling
 
     @property
     def medians(self) -> list[float]:
-        """Median of each placement."""
         return [statistics.median(samples) for samples in self.placements]
 
     def begin(self, places: int) -> None:
-        """Begin `places` new placements."""
         self.live = [[] for _ in range(places)]
         self._good = [[] for _ in range(places)]
 
     def add(self, samples: list[tuple[int, float]], *, throttled: bool) -> None:
-        """Add samples of the placements that live now."""
         for place, seconds in samples:
             self.live[place].append(seconds)
             if not throttled:
                 self._good[place].append(seconds)
 
     def finish(self) -> None:
-        """Finish the placements that live now."""
         for samples, good in zip(self.live, self._good, strict=True):
             self.discarded += len(samples) - len(good)
             if good:
@@ -93,17 +87,13 @@ class Sampler:
     def __init__(
         self, harness: Harness, target: Target, mode: str, requested: str, seed: int, test: str
     ) -> None:
-        """`test`: begins the names of NVTX ranges."""
         self._harness, self._device, self._mode, self._test = harness, harness.device, mode, test
         simulated = harness.device.facts.simulated  # the same in every process
         self._random = np.random.default_rng(seed if simulated else None)
         self.target = target
+        launches_wait = self._device.launches_wait()
         self.name, self.reason, self.may_fall_back = choose(
-            requested,
-            target,
-            mode,
-            profiled=harness.profiled,
-            launches_wait=self._device.launches_wait(),
+            requested, target, mode, profiled=harness.profiled, launches_wait=launches_wait
         )
         self.latency: float | None = None  # seconds of a launch, as far as is known
         self.host_times: list[float] = []  # seconds that the host took to queue a launch
@@ -117,12 +107,10 @@ class Sampler:
 
     @property
     def in_batches(self) -> bool:
-        """True if a sample is the mean of a batch."""
         return self.name in BATCHES
 
     @property
     def batch(self) -> int:
-        """Launches of a batch."""
         return batch_of(self.latency, foreign=self.target.foreign)
 
     def use_host(self, reason: str) -> None:
@@ -146,20 +134,15 @@ class Sampler:
         self.target.stream = stream
 
     def expire(self, expired: HoldExpired) -> bool:
-        """Note a hold that expired; return True if the host's clock takes over.
-
-        The first is tried again: a late load of a kernel may happen once.
-        """
+        """Note a hold that expired; return True if the host's clock takes over."""
         self.expired += 1
-        if self.expired > 1:
-            self.use_host(str(expired))
-        return self.expired > 1
+        if self.expired == 1:
+            return False  # a late load of a kernel may happen once
+        self.use_host(str(expired))
+        return True
 
     def launch_once(self) -> None:
-        """Launch once, untimed.
-
-        The first launch of code of the user counts in the test's footprint, and may load code.
-        """
+        """Launch once, untimed. The first launch of code of the user counts in its footprint."""
         device, target = self._device, self.target
         target.prepare(target.stream)
         with ExitStack() as stack:
@@ -171,7 +154,6 @@ class Sampler:
         device.streams.synchronize()
 
     def ready(self) -> None:
-        """Make streams and flush for where the target is now."""
         target, hot = self.target, self._mode == "hot"
         self._streams: tuple[Stream, ...] = (target.stream,)
         if target.any_stream:
@@ -185,7 +167,7 @@ class Sampler:
         self._untimed = UNTIMED if hot and target.places > 1 else 0
 
     def renew(self) -> None:
-        """Make all that the samples need, for where the target is and for its present latency."""
+        """Make what samples need, for where the target is and for its present latency."""
         self.ready()
         self._start, self._end = self._device.streams.event(), self._device.streams.event()
         self._count = 0
@@ -228,10 +210,9 @@ class Sampler:
         return moved
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        """Take `rounds` samples of every placement: number of the placement, seconds of a launch.
+        """Take `rounds` samples of every placement: its number, seconds of a launch.
 
-        Each round visits the placements in random order: a drift must not look like a difference
-        between placements. The host's clock takes over if launches wait for the device.
+        The host's clock takes over if launches wait for the device.
         """
         while True:
             try:
@@ -252,7 +233,7 @@ class Sampler:
         }[self.name]
         for _ in range(rounds):
             order = [0]
-            if places > 1:
+            if places > 1:  # a drift must not look like a difference between placements
                 order = self._random.permutation(places).tolist()
             for place in order:
                 samples.append((place, sample(place)))
@@ -265,12 +246,12 @@ class Sampler:
         return nullcontext()
 
     def _blocked(self, place: int) -> float:
-        """Queue flush, event, launch and event behind a hold, then release it.
+        """Queue flush, event, launch and event behind a hold: no launch gap is in the interval.
 
-        No launch gap lies inside the interval. Several samples behind a hold would read up to
-        0.5 us longer (H200). Streams take turns, because launch overhead differs between them.
+        Several samples behind a hold would read up to 0.5 us longer (H200).
         """
         device = self._device
+        # Streams take turns, because launch overhead differs between them.
         stream = self._streams[self._count % len(self._streams)]
         self._count += 1
         if self.target.restores or self.target.managed:
@@ -288,10 +269,7 @@ class Sampler:
         return device.streams.elapsed(self._start, self._end)
 
     def _batched(self, place: int) -> float:
-        """Time launches without a flush, in a graph or behind a hold; return their mean.
-
-        A triad of 2 MiB arrays reads 2.67 us in a graph and 3.06 us behind a hold (H100).
-        """
+        """Return the mean of launches without a flush, in a graph or behind a hold."""
         device, stream = self._device, self._streams[0]
         self.target.put_back(stream)
         if self.name == "graph":
@@ -345,7 +323,6 @@ class Sampler:
         return device.streams.elapsed(self._start, self._end)
 
     def _bring_caches(self, place: int, stream: Stream) -> None:
-        """Queue what brings L2 into the mode's state."""
         if self._flush is not None:
             self._device.kernels.launch(self._flush, stream)
         for _ in range(self._untimed):
@@ -356,7 +333,7 @@ class Sampler:
             self._device.l2.reset_persisting()
 
     def _launch(self, place: int, stream: Stream, count: int = 1) -> None:
-        """Queue the timed launches, and note how long the host takes for each."""
+        """Queue timed launches, and note how long the host takes for each."""
         begun = self._device.now()
         for _ in range(count):
             self.target.launch(place, stream)
@@ -406,7 +383,6 @@ def by_host(why: str) -> str:
 
 
 def _check_batches(requested: str, target: Target, mode: str) -> None:
-    """Raise `BadCall` if launches of the target cannot follow each other."""
     if mode != "hot":
         raise BadCall(
             f'sampler "{requested}" measures launches that follow each other: '
@@ -422,7 +398,7 @@ def _check_batches(requested: str, target: Target, mode: str) -> None:
 
 
 def batch_of(latency: float | None, *, foreign: bool) -> int:
-    """Return the launches of a batch for a target that takes about `latency` seconds, if known."""
+    """Return the launches of a batch of a target that takes about `latency` seconds."""
     if latency is None or latency <= 0:
         return 1
     least, most = LEAST_BATCH, MOST_BATCH
@@ -441,12 +417,7 @@ def untimed_of(batch: int, places: int) -> int:
 
 
 def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
-    """Return the NVTX category of a target's launches: the slowest part of memory that they use.
-
-    "managed" if pages are put back before every sample, "link" if declared bytes cross a link, "L2"
-    if a window lies on part of the data or hot caches may hold it all, "DRAM" for other declared
-    bytes, else None.
-    """
+    """Return the NVTX category of a launch: the slowest part of memory that it is known to use."""
     if target.managed:
         return "managed"
     if target.moved_bytes is not None and target.moved_bytes.link:

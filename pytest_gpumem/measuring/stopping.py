@@ -1,5 +1,5 @@
 """Stopping rules: confidence over placements, steadiness of a warm-up, and how to spend a budget.
-Pure functions; all times are seconds."""
+All times are seconds."""
 
 from __future__ import annotations
 
@@ -18,24 +18,18 @@ LEAST = 1e-3  # least seconds of sampling of a measurement, however little time 
 LEAST_SAMPLES = 3  # samples of a placement of a launch that is slow for the budget
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NOTHING = 0.12  # share of the budget that counts as next to nothing
-MOST_SAMPLES = 1000
-"""Samples of a measurement: placements and processes differ by more than further ones resolve."""
+MOST_SAMPLES = 1000  # placements and processes differ by more than further samples resolve
 MOST_PLACEMENTS_FACTOR = 4
 """Placements may grow to this many times the wanted number: while the interval is too wide, or at
 once where they are small."""
 ENOUGH_SAMPLES = 25  # that each placement may take, where placements follow each other
 BELOW_PROCESSES = 10e-9
-"""Standard error from samples below which more samples do not help either: processes differ by 24
-to 31 ns (H200; rows of 2 and of 32 MiB, three records of 30 processes), to which it adds 8 %."""
-NEGLIGIBLE = 0.5
-"""Standard error from samples over that from placements, below which more samples do not help."""
-FEW_IN_TURN = 12
-"""Samples of a placement of several that follow each other, from which their noise decides.
-In such rows of an H200's and an H100's suite, it widens the interval by 2 % in the median and saves
-two of three samples."""
+"""Standard error from samples below which more do not help: processes differ by 24 ns or more."""
+NEGLIGIBLE = 0.5  # the same over the standard error from placements
+FEW_IN_TURN = 12  # samples from which those of a placement in turn tell their noise
 SHORT = 40e-6
-"""A launch below which each placement takes all of its samples: they vary by per cents there, and
-cost next to nothing."""
+"""A launch below which each placement in turn takes all of its samples: they vary by per cents
+there, and cost next to nothing."""
 SPREAD_SHARE = 0.25
 """Standard error of a placement's median over the standard deviation between placements, below
 which more samples do not help."""
@@ -43,10 +37,7 @@ which more samples do not help."""
 # The test for a trend in a warm-up.
 WINDOW = 12  # fewest samples: enough for a rank correlation to show a drift in quiet samples
 MOST_WINDOW = 100  # launches that need so many samples are short: they cost some milliseconds
-RESOLVED = 0.0075
-"""Largest standard error of the drift within the window, as a share of the median. On an H200 the
-first hundred samples of a triad of 2 MiB arrays fall by 5 % while they vary by 3 %: twelve of them
-show no trend, and the next fifty read 3 % too much."""
+RESOLVED = 0.0075  # largest standard error of the drift within the window, as a share of the median
 DRIFT = 0.002  # share of the median below which a trend does not matter
 LEVEL = 0.05  # significance level
 _MEDIANS = 2 * 1.2533
@@ -79,9 +70,8 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
     A median's standard error is half the distance between the samples that lie a standard
     deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
     (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and it covers
-    two levels between which the median may fall. (A triad of 32 MiB arrays on an H200 has two, 5 %
-    apart; the median absolute deviation covers the nearer only.) It is 0 where the clock's
-    ticks are coarser than the samples' variation: further samples would not reduce their error.
+    two levels between which the median may fall. It is 0 where the clock's ticks are coarser than
+    the samples' variation.
     """
     variance = 0.0
     # Nearly always all placements have the same number of samples: a single call is fast.
@@ -105,14 +95,6 @@ def enough(
 ) -> bool:
     """True if placements that are sampled side by side need no more samples.
 
-    Each has at least three samples (one, if twice the budget is spent), and
-
-    - the budget is spent, or there are 1000 samples; or
-    - there are 256 samples, or they took 12 % of the budget, and the interval over placements is
-      within the share `wanted` of the latency, or is wide because of the placements, which more
-      samples do not change; or the error that the samples leave is small beside the difference
-      between processes.
-
     `placements`: samples so far, of each placement. `spent`: since the first sample.
     """
     least = min(len(samples) for samples in placements)
@@ -129,14 +111,12 @@ def enough(
         return 1.96 * noise <= wanted * medians[0]
     if precise(medians, wanted) or noise <= BELOW_PROCESSES:
         return True
+    # The interval is wide because of the placements, which more samples do not change.
     return noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
 
 
 def rounds_left(rounds: int, places: int) -> int:
-    """Return the rounds until `enough` may end the sampling, at least one.
-
-    `rounds`: samples that each of `places` placements side by side has.
-    """
+    """Return the rounds until `enough` may end the sampling, after `rounds` of `places` samples."""
     next_look = FEW_SAMPLES if rounds * places < FEW_SAMPLES else MOST_SAMPLES
     return max(1, -(-next_look // places) - rounds)
 
@@ -170,11 +150,9 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
 def enough_in_turn(
     samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int
 ) -> bool:
-    """True if a placement that follows others needs no more samples.
+    """True if a placement that follows others needs no more samples than it has.
 
-    `samples`: of the placement so far. `medians`: of the placements before it.
-    `wanted`: half-width of the interval over placements, as a share of the latency.
-    `most`: samples that it takes at most.
+    `medians`: of the placements before it. `most`: samples that it takes at most.
     """
     if len(samples) >= most:
         return True
@@ -211,15 +189,13 @@ def go_on(
 
 
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
-    """True if the last samples have no trend any more.
+    """True if the last samples, as many as resolve a drift from their noise, have no trend.
 
-    The test uses as many samples as resolve a drift from their noise. They are steady if the
-    Mann-Kendall test finds no trend in them at `LEVEL`, or if the medians of their halves differ by
-    at most the share `DRIFT`: a real but tiny trend must not prolong the warm-up. They are not
-    steady if the last two to six samples lie beyond all before them (by chance, one time in
-    twenty): a rank correlation hardly notices a step near the end.
+    The Mann-Kendall test finds none at `LEVEL`, or the medians of their halves differ by at most
+    the share `DRIFT`: a real but tiny trend must not prolong the warm-up. Nor do the last two to
+    six samples lie beyond all before them: a rank correlation hardly notices a step near the end.
 
-    `samples`: oldest first. `most`: largest number of samples that the test uses, 12 or more.
+    `most`: largest number of samples that the test uses, 12 or more.
     """
     if len(samples) < WINDOW:
         return False

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -25,20 +26,10 @@ from pytest_gpumem.units import GiB, MiB
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding
-SMALL_BYTES = 16 * GiB
-"""Memory up to which placements beyond the wanted number are made at once: copying their content
-takes milliseconds."""
+SMALL_BYTES = 16 * GiB  # of placements beyond the wanted number, whose content takes milliseconds
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
-_MEMORY_ERRORS = (
-    "out of memory",
-    "out_of_memory",
-    "cudaerrormemoryallocation",
-    "resource_exhausted",
-    "_alloc_failed",
-    "_allocation_failed",
-)
-"""What messages contain: of PyTorch, CUDA's driver and runtime, RMM, XLA, cuBLAS, cuFFT, cuDNN,
-cuSOLVER, cuSPARSE and cuRAND."""
+_NO_MEMORY = "out.of.memory|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED|_ALLOC(ATION)?_FAILED"
+"""In messages of PyTorch, CUDA's driver, runtime and libraries, RMM and XLA."""
 
 
 class WrongResult(AssertionError):
@@ -50,7 +41,7 @@ class NotChecked(Exception):
 
 
 class Target:
-    """What is measured, where it is now. What differs by kind is in these fields and methods."""
+    """What is measured, where it is now: all that the way of a measurement knows of it."""
 
     foreign = False  # code of the user, which is not captured unasked: it may do anything
     any_stream = False  # launches may go to any stream; else they belong on `stream`
@@ -66,12 +57,14 @@ class Target:
     requested: int | None = None  # bytes that the threads of a launch request, repeats counted
     host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
-    window: PersistingStream | None = None  # the persisting stream that it runs on, if any
     notes: tuple[str, ...] = ()  # what a reader of the result must know
 
-    def __init__(self, name: str, device: Device, stream: Stream) -> None:
-        self.name, self.device = name, device
-        self.stream = stream  # where it runs
+    def __init__(
+        self, name: str, device: Device, stream: Stream, window: PersistingStream | None = None
+    ) -> None:
+        """`stream`: where it runs. `window`: the same, if it is a persisting stream."""
+        self.name, self.device, self.stream, self.window = name, device, stream, window
+        self._graph: Graph | None = None  # the launch, where the window is on a graph's kernels
 
     def launch(self, place: int, stream: Stream) -> None:
         """Queue a launch on the buffers of a placement."""
@@ -102,28 +95,50 @@ class Target:
             buffer.put_home(stream)
 
     def check(self) -> None:
-        """Launch once on poisoned outputs and restored inputs, and verify the result.
+        """Verify a launch on poisoned outputs and restored inputs.
 
         Raises `WrongResult`, or `NotChecked` where memory is short.
         """
-        self.poison(self.stream)
         # What restores, launches and verifies need not be on any stream of ours.
-        self.device.streams.synchronize()
+        synchronize = self.device.streams.synchronize
+        self.poison(self.stream)
+        synchronize()
         self.prepare(self.stream)
-        self.device.streams.synchronize()
+        synchronize()
         self.launch(0, self.stream)
-        self.device.streams.synchronize()
+        synchronize()
         self.verify()
         for buffer in self.managed:
             buffer.put_home(self.stream)
-        self.device.streams.synchronize(self.stream)
+        synchronize(self.stream)
+
+    def capture(self, body: Callable[[], None]) -> None:
+        """Launch the graph of `body` from now on, if the window is to be on a graph's kernels.
+
+        Raises `BadCall`: no kernel could carry the window. Raises `CannotCapture`.
+        """
+        window, graphs = self.window, self.device.graphs
+        if window is None or window.where != "graph":
+            return
+        self._graph = graphs.capture(window.stream, body, window=window.spec)
+        windows = graphs.windows(self._graph)
+        if window.spec is not None and not any(windows):
+            raise BadCall(
+                f'where="graph": {self.name} queues no kernel that could carry the window'
+            )
+        window.read_back(windows)
+
+    def describe(self, buffers: Iterable[Buffer], *notes: str) -> None:
+        """Note what a reader must know, also of the set-aside of L2 and of managed buffers."""
+        of_window: tuple[str | None, ...] = (idle_set_aside(self.device),)
+        if self.window is not None:
+            of_window = self.window.notes
+        of_memory = managed_notes(self.device.facts, buffers)
+        self.notes = (*notes, *(note for note in of_window if note), *of_memory)
 
 
 class KernelResult:
-    """The result of a kernel on buffers, compared with the reference's.
-
-    `saved`: content that updated arguments start from, where it is not the present content.
-    """
+    """The result of a kernel on buffers. `saved`: content that updated arguments start from."""
 
     def __init__(
         self,
@@ -136,7 +151,7 @@ class KernelResult:
         self._expected: Mapping[str, Any] = {}
 
     def poison(self, stream: Stream) -> None:
-        """Overwrite the outputs, restore the inputs, and compute the expected result."""
+        """Overwrite the outputs, restore the inputs, and compute what is expected."""
         device = self._bound.device
         for parameter in self._bound.kernel.parameters:
             name = parameter.name
@@ -152,12 +167,11 @@ class KernelResult:
             if not out_of_memory(error):
                 raise
             device.memory.make_room()
-            raise NotChecked(
-                "the result was not checked: memory is too short for its reference"
-            ) from error
+            why = "the result was not checked: memory is too short for its reference"
+            raise NotChecked(why) from error
 
     def verify(self) -> None:
-        """Compare the outputs with the expected result."""
+        """Compare the outputs with what is expected."""
         kernel, expected, self._expected = self._bound.kernel, self._expected, {}
         outputs = self._arrays(expected)
         for name, content in expected.items():
@@ -186,8 +200,6 @@ class KernelResult:
 class KernelTarget(Target):
     """A kernel of the catalogue on its buffers, wherever these are now."""
 
-    moves = True
-
     def __init__(
         self,
         bound: BoundKernel,
@@ -197,69 +209,63 @@ class KernelTarget(Target):
         stream: Stream,
         window: PersistingStream | None = None,
     ) -> None:
-        super().__init__(bound.name, arena.device, stream)
-        self._bound, self._arena, self.window = bound, arena, window
+        super().__init__(bound.name, arena.device, stream, window)
+        self._bound, self._arena, kernel, device = bound, arena, bound.kernel, self.device
         buffers, values = bound.arguments(
             tuple(arena.taken(value) for value in arguments),
             {name: arena.taken(value) for name, value in keywords.items()},
         )
         self._buffers, self._values = buffers, values
         call = bound.call(buffers, values)
-        if window is not None and window.where != "stream" and bound.kernel.source is None:
+        if window is not None and window.where != "stream" and kernel.source is None:
             raise BadCall(
-                f'where="{window.where}": {bound.name} is a copy, which is no kernel that could '
+                f'where="{window.where}": {kernel.name} is a copy, which is no kernel that could '
                 "carry a window"
             )
         self._copies: list[Allocation] = []  # of the movable buffers, side by side
-        self._graph: Graph | None = None  # the launch, where the window is on a graph's kernels
         self._launches = [bound.launch(buffers, values)]
-        self.device.kernels.compile(self._launches[0])
+        device.kernels.compile(self._launches[0])
         bound.fill(buffers, stream)
         self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
-        self._saved: dict[str, Allocation] = {}  # content that updated arguments start from
-        for parameter in bound.kernel.parameters:
+        self._saved: dict[str, Allocation] = {}  # what updated arguments hold before every check
+        for parameter in kernel.parameters:
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
         self._result = KernelResult(bound, buffers, values, self._saved)
         if window is not None and window.where == "graph":
             # A kernel is loaded at its first launch, which waits: not within a capture.
-            self.device.kernels.launch(self._launches[0], stream)
-            self.device.streams.synchronize(stream)
+            device.kernels.launch(self._launches[0], stream)
+            device.streams.synchronize(stream)
             self._bind()
 
-        kernel = bound.kernel
         self.moves = bool(self._movable)
         self.checks = kernel.reference is not None
         self.waits = any(buffer.kind.pageable for buffer in buffers.values())
         self.managed = tuple(buffer for buffer in buffers.values() if buffer.goes_home)
         self.any_stream = window is None and not self.managed
-        self.host_memory = tuple(
-            (name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device
-        )
-        notes = window_notes(self.device, window)
-        notes += managed_notes(self.device.facts, buffers.values())
+        for name, buffer in buffers.items():
+            if not buffer.kind.on_device:
+                self.host_memory += ((name, buffer.kind.value),)
+        self.describe(buffers.values())
         if window is not None and window.set_aside and window.buffer not in buffers.values():
-            notes.append(
+            self.notes += (
                 f"{kernel.name} touches nothing of the buffer under the window: a cost without a "
-                "gain"
+                "gain",
             )
-        self.notes = tuple(notes)
         self.moved_bytes = kernel.traffic(call)
         accesses = kernel.accesses(call)
-        footprints: dict[str, int] = {}
+        footprints = dict.fromkeys(buffers, 0)
         for access in accesses:
-            largest = max(footprints.get(access.argument, 0), access.footprint)
-            footprints[access.argument] = largest
+            footprints[access.argument] = max(footprints[access.argument], access.footprint)
         self.footprint = sum(footprints.values())
         if kernel.accesses_per_launch is not None:
             self.accesses_per_launch = kernel.accesses_per_launch(call)
-        # A copy engine makes no requests, and a thread that follows a chain makes its own.
+        # Neither a copy engine nor a thread that follows a chain makes requests of a warp.
         if kernel.source is not None and not any(access.dependent for access in accesses):
             self.sectors_per_request = sectors_per_request(accesses)
             self.requested = requested_bytes(accesses)
 
     def _save(self, name: str) -> None:
-        """Keep the content that an updated argument has now: every check starts from it."""
         buffer, stream = self._buffers[name], self._arena.stream
         saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
         self.device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
@@ -285,11 +291,11 @@ class KernelTarget(Target):
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._leave()
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
-        if self.any_stream and all(b.kind.scattered for b in self._movable):
-            nbytes = sum(buffer.nbytes for buffer in self._movable)
-            if self._arena.keeps and self._fitting(nbytes, wanted, wanted) < wanted:
+        if self.any_stream and all(buffer.kind.scattered for buffer in self._movable):
+            count = self._fitting(wanted, most)
+            if count < wanted and self._arena.keeps:
                 self._arena.close_kept()
-            count = self._fitting(nbytes, wanted, most)
+                count = self._fitting(wanted, most)
             if count:
                 self._scatter(count, random)
                 return
@@ -298,15 +304,14 @@ class KernelTarget(Target):
         finally:
             self._bind()
 
-    def _fitting(self, nbytes: int, wanted: int, most: int) -> int:
+    def _fitting(self, wanted: int, most: int) -> int:
+        nbytes = sum(buffer.nbytes for buffer in self._movable)
         return side_by_side(nbytes, wanted, most, self.device.memory.free_bytes(MemoryKind.DEVICE))
 
     def _bind(self) -> None:
         """Make the launch, and its graph, for where the buffers now are."""
         self._launches = [self._bound.launch(self._buffers, self._values)]
-        if self.window is not None and self.window.where == "graph":
-            body = partial(self.device.kernels.launch, self._launches[0], self.stream)
-            self._graph = captured(self.name, self.device, self.window, body)
+        self.capture(partial(self.device.kernels.launch, self._launches[0], self.stream))
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
@@ -316,15 +321,12 @@ class KernelTarget(Target):
         for parameter in self._bound.kernel.parameters:
             if parameter.role is Role.WRITE:
                 outputs.append(self._buffers[parameter.name])
-        launches = []
+        launches, stream = [], self._arena.stream
         for first in range(0, len(self._copies), len(sizes)):
-            place = self._copies[first : first + len(sizes)]
-            placed = dict(zip(self._movable, place, strict=True))
+            placed = dict(zip(self._movable, self._copies[first:], strict=False))
             for buffer, copy in placed.items():
                 if buffer not in outputs:
-                    self.device.content.copy(
-                        copy, buffer.allocation, buffer.nbytes, self._arena.stream
-                    )
+                    self.device.content.copy(copy, buffer.allocation, buffer.nbytes, stream)
             launches.append(self._bound.launch(self._buffers, self._values, placed))
         self._launches, self.places = launches, count
 
@@ -337,7 +339,6 @@ class KernelTarget(Target):
                 self._arena.release(allocation)
 
     def close(self) -> None:
-        """Free the placements and the saved inputs; a second call does nothing."""
         try:
             self._leave()
         finally:
@@ -367,10 +368,9 @@ def compare(
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
-    """Return the placements to make at once; 0 where not even another fits.
+    """Return the placements, of `set_bytes` each, to make at once; 0 where not even another fits.
 
-    `set_bytes`: bytes of the buffers of a placement. `free`: bytes of device memory.
-    `most`: largest number where they are small.
+    `most`: largest number where they are small. `free`: bytes of device memory.
     """
     count = max(wanted, min(most, SMALL_BYTES // set_bytes))
     return min(count, int(free * MEMORY_SHARE) // set_bytes)
@@ -388,34 +388,10 @@ def move_buffers(arena: Arena, buffers: Iterable[Buffer], random: np.random.Gene
         buffer.move()
 
 
-def window_notes(device: Device, window: PersistingStream | None) -> list[str]:
-    """Return what a reader must know of the window, or of a set-aside without one."""
-    if window is not None:
-        return list(window.notes)
-    idle = idle_set_aside(device)
-    return [] if idle is None else [idle]
-
-
-def captured(
-    name: str, device: Device, window: PersistingStream, body: Callable[[], None]
-) -> Graph:
-    """Return the graph of `body`, with the window on its kernels.
-
-    Raises `BadCall`: it has no kernel that could carry the window. Raises `CannotCapture`.
-    """
-    graph = device.graphs.capture(window.stream, body, window=window.spec)
-    windows = device.graphs.windows(graph)
-    if window.spec is not None and not any(windows):
-        raise BadCall(f'where="graph": {name} queues no kernel that could carry the window')
-    window.read_back(windows)
-    return graph
-
-
 def out_of_memory(error: Exception) -> bool:
     """Return True for a lack of memory, whichever library raised it; none is imported."""
     if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, AssertionError):
         return False
-    text = str(error).lower()
-    return any(words in text for words in _MEMORY_ERRORS)
+    return re.search(_NO_MEMORY, str(error), re.IGNORECASE) is not None

@@ -1,4 +1,4 @@
-"""Work for the copy engines, kernels and the host, composed of pieces: in turn, or at once.
+"""Work for the copy engines, kernels and the host, in turn or at once.
 
 Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transfers.
 """
@@ -23,8 +23,7 @@ from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
 GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
 
-# Engines: two copy engines (or one: `asyncEngineCount`), the link to another GPU, the SMs,
-# and the host.
+# Engines: copy engines, the link to another GPU, the SMs, and the host.
 HOST_TO_DEVICE = "host to device"
 DEVICE_TO_HOST = "device to host"
 PEER = "peer"
@@ -35,10 +34,7 @@ Queue = Callable[[Stream], None]
 
 
 class Work(Target):
-    """Something that can be queued on a stream and measured.
-
-    It stays where it is: addresses make no difference to a link.
-    """
+    """Work that stays where it is: addresses make no difference to a link."""
 
     restores = True  # launches that spread over streams do not follow each other in a batch
     before: Work | None = None  # comes before each measured run, untimed
@@ -55,10 +51,7 @@ class Work(Target):
         poison: Queue | None = None,
         verify: Callable[[], None] | None = None,
     ) -> None:
-        """`engines`: that it keeps busy. `queue`: queues a run; for work of the host, does it.
-
-        `poison`: overwrites the result, and notes what is expected; `verify` compares it.
-        """
+        """`engines`: that it keeps busy. `queue`: queues a run; for work of the host, does it."""
         super().__init__(name, arena.device, arena.stream)
         self.engines, self.queue = frozenset(engines), queue
         self._poison, self._verify = poison, verify
@@ -100,13 +93,7 @@ class Works:
         Raises:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
-        to, origin = self._arena.taken(destination), self._arena.taken(source)
-        for name, value in (("destination", to), ("source", origin)):
-            if not isinstance(value, Buffer):
-                raise BadCall(
-                    f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not "
-                    f"{type(value).__name__}"
-                )
+        to, origin = self._buffer("destination", destination), self._buffer("source", source)
         if to.nbytes != origin.nbytes:
             sizes = f"{format_bytes(origin.nbytes)} to {format_bytes(to.nbytes)}"
             raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
@@ -145,6 +132,15 @@ class Works:
         work.moved_bytes = MovedBytes(origin.nbytes, origin.nbytes, link=link)
         work.waits = to.kind.pageable or origin.kind.pageable
         return work
+
+    def _buffer(self, name: str, value: Any) -> Buffer:
+        taken = self._arena.taken(value)
+        if isinstance(taken, Buffer):
+            return taken
+        raise BadCall(
+            f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not "
+            f"{type(value).__name__}"
+        )
 
     @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Work:
@@ -207,11 +203,8 @@ class Works:
 
     def busy(self, seconds: float) -> Work:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
-        if (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, (int, float))
-            or not 0 < seconds < 10
-        ):
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < 10:
             raise BadCall(f"busy({seconds!r}): a number of seconds above 0 and below 10")
         now = self.device.now
 
@@ -342,21 +335,18 @@ class Works:
         buffers, values = kernel.arguments((there,), scalars)
         _check_engines(device, frozenset([HOST_TO_DEVICE]))
         lanes = tuple(device.streams.create() for _ in range(n_streams))
-        pieces = []
+        pieces, part_of = [], device.memory.part
         for offset, nbytes in cut(there.nbytes, chunks or n_streams):
-            part, to = device.memory.part(there.allocation, offset, nbytes), None
-            origin = device.memory.part(source.allocation, offset, nbytes)
+            part, to = part_of(there.allocation, offset, nbytes), None
+            origin = part_of(source.allocation, offset, nbytes)
             if target is not None:
-                to = device.memory.part(target.allocation, offset, nbytes)
+                to = part_of(target.allocation, offset, nbytes)
             pieces.append((part, origin, kernel.launch(buffers, values, {there: part}), to))
         device.kernels.compile(pieces[0][2])
         parts = [self.copy(there, source), self._launch_of(kernel, buffers, values)]
-        moved_bytes = MovedBytes(source.nbytes, 0, link=True)
         if target is not None:
             parts.append(self.copy(target, there))
-            moved_bytes = MovedBytes(source.nbytes, target.nbytes, link=True)
-        name = f"staged {kernel.name}"
-        result = there if target is None else target
+        name, result = f"staged {kernel.name}", there if target is None else target
         tolerance = kernel.kernel.relative_tolerance
         expected: dict[str, Any] = {}
 
@@ -388,8 +378,9 @@ class Works:
             expected.clear()
 
         work = Work(arena, name, _engines(parts), queue, poison, verify)
-        work.moved_bytes, work.parts = moved_bytes, tuple(parts)
-        work.streams, work.chunks = n_streams, len(pieces)
+        written = 0 if target is None else target.nbytes
+        work.moved_bytes = MovedBytes(source.nbytes, written, link=True)
+        work.parts, work.streams, work.chunks = tuple(parts), n_streams, len(pieces)
         return work
 
     @on_its_device
@@ -415,7 +406,7 @@ class Works:
 
 
 def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
-    """Return works in turn, each on the result of the previous; the last result is checked."""
+    """Return works, each on the result of the one before; the last result is checked."""
     device, last = arena.device, works[-1]
 
     def queue(stream: Stream) -> None:
@@ -443,7 +434,7 @@ def _several(
     poison: Queue,
     verify: Callable[[], None],
 ) -> Work:
-    """Join several works; its bytes are those that cross links, in both directions."""
+    """Join works; the bytes are those that cross links, in both directions."""
     name = between.join(work.name for work in works)
     whole = Work(arena, name, _engines(works), queue, poison, verify)
     whole.waits = any(work.waits for work in works)
@@ -457,7 +448,6 @@ def _several(
 
 
 def _check(name: str, works: Sequence[object]) -> None:
-    """Raise `BadCall` for what is no work, or for a single piece."""
     for work in works:
         if not isinstance(work, Work):
             raise BadCall(f"{work!r} is no work; gpu_work makes it")
@@ -470,9 +460,8 @@ def _engines(works: Iterable[Work]) -> frozenset[str]:
 
 
 def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
-    """Return offset and length of `pieces` pieces of `nbytes` bytes; the last gets the rest.
+    """Return offset and length of pieces of `nbytes` bytes, at multiples of 256 bytes.
 
-    Pieces begin at multiples of 256 bytes.
     Raises `BadCall`: `pieces` is not positive, or there are fewer multiples than pieces.
     """
     _at_least_one("pieces", pieces)
