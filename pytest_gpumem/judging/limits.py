@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_gpumem.judging.finding import Check, basis, check_of, counted
 from pytest_gpumem.judging.spread import repetition_margin
-from pytest_gpumem.limits import BASE
+from pytest_gpumem.limits import BASE, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import L2_MULTIPLES, Limits, Measurement, NoShare
@@ -168,7 +168,6 @@ COUNTS: Mapping[str, tuple[str, str]] = {
     "max_spill": ("spill", "of local memory of a thread"),
 }
 """Limits on exact counts of a launch: the field of `PageCounts` or `WhatRan`, and its word."""
-OF_BYTES = ("max_migrated", "max_copied_bytes", "max_spill")
 EXACT = tuple(COUNTS)
 STEPS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill")
 """Limits on what a launch runs. They are exact, and hold on a GPU that others use too."""
@@ -213,7 +212,9 @@ def _count(
 
 def _count_text(name: str, count: int) -> str:
     _, word = COUNTS[name]
-    text = f"{short_bytes(count)} {word}" if name in OF_BYTES else counted(count, word)
+    text = (
+        f"{short_bytes(count)} {word}" if LIMITS[name].metavar == "BYTES" else counted(count, word)
+    )
     return f"{text} in a launch"
 
 
@@ -237,11 +238,8 @@ def counts_steps(limits: Limits) -> bool:
 
 
 def relative(limits: Limits) -> list[str]:
-    """Return the limits that compare an exact figure with base's: a count, or the peak."""
-    names = [name for name in EXACT if getattr(limits, name) == BASE]
-    if limits.max_peak_regression is not None:
-        names.append("max_peak_regression")
-    return names
+    """Return the limits on exact counts that are "base": no more than base has."""
+    return [name for name in EXACT if getattr(limits, name) == BASE]
 
 
 def absolute(

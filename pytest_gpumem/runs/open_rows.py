@@ -20,10 +20,10 @@ from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
-from pytest_gpumem.judging.limits import EXACT
+from pytest_gpumem.judging.limits import EXACT, relative
 from pytest_gpumem.judging.regression import against_reference
 from pytest_gpumem.judging.verdict import with_verdict
-from pytest_gpumem.limits import BASE, OF_MEASUREMENT
+from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, PairedChange, Row
@@ -87,8 +87,7 @@ def compared_limits(row: Row) -> list[str]:
         names.append(TIME)
     if row.footprint is not None and row.limits.max_peak_regression is not None:
         names.append(PEAK)
-    names += [name for name in EXACT if getattr(row.limits, name) == BASE]
-    return names
+    return names + relative(row.limits)
 
 
 def _acceptance(

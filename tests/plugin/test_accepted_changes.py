@@ -66,6 +66,15 @@ def limits(row: dict[str, Any]) -> dict[str, str]:
     return {result["limit"]: result["outcome"] for result in row["verdict"]["limits"]}
 
 
+def test_an_accepted_limit_is_not_in_place_of_that_of_the_test(
+    pytester: pytest.Pytester, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test has it: an acceptance says that it may be looser than before."""
+    accept(pytester.path, "limit", "max_peak_regression=none")
+    monkeypatch.setenv("EXTRA", "96")
+    assert limits(measure(1.0))["max_peak_regression"] == "FAIL"
+
+
 def test_the_life_of_an_acceptance(pytester: pytest.Pytester, measure: Measure) -> None:
     """Accepted, merged, saved, and reverted."""
     assert outcome(measure(1.3)) == "FAIL"
