@@ -237,17 +237,25 @@ def project(tmp_path: Path, programs: Path) -> Project:
     return Project(tmp_path, programs)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
+    """A project whose baseline has three runs, after GitHub's step."""
+    made = Project(tmp_path_factory.mktemp("saved"), programs)
+    done = made.run(*step("save", "Save"), **SIMULATED)
+    assert done.returncode == 0, done.stdout
+    make_three(next((made.folder / ".gpumem-baseline").rglob("*.json")))
+    return made
+
+
 def step(job: str, name: str) -> tuple[str, dict[str, str]]:
     return next((script, variables) for named, script, variables in github(job) if named == name)
 
 
 def test_save_then_green_then_a_planted_regression_turns_it_red(
-    project: Project, tmp_path: Path
+    saved: Project, tmp_path: Path
 ) -> None:
     """GitHub's saves and turns red, GitLab's is green before; both gates are one command."""
-    saved = project.run(*step("save", "Save"), **SIMULATED)
-    assert saved.returncode == 0, saved.stdout
-    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
+    project = saved.copied(tmp_path)
     green = project.run(*gitlab("gpumem:gate"), **SIMULATED, GATE_OPTIONS="--screen-only")
     assert green.returncode == 0, green.stdout + green.stderr
     assert "gpumem gate: green (simulated): 1 row" in green.stdout
@@ -274,10 +282,9 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(
 
 
 def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
-    project: Project,
+    saved: Project, tmp_path: Path
 ) -> None:
-    assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
-    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
+    project = saved.copied(tmp_path)
     project.change("76 << 20")
     gates = [
         functools.partial(project.run, *step("gate", "Gate")),
@@ -294,8 +301,8 @@ def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
         assert done.returncode == 0, done.stdout + done.stderr
         accepted = r"gpumem gate: green \(simulated\): ACCEPTED: test_it.py::test_copy \+1\d\.\d %"
         assert re.fullmatch(accepted, gate_result(done.stdout))
-    saved = project.run(*step("save", "Save"), **SIMULATED)
-    assert saved.returncode == 0, saved.stdout
+    done = project.run(*step("save", "Save"), **SIMULATED)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
