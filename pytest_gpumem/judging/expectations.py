@@ -1,8 +1,7 @@
 """The measurements, limits and tests that a session must judge, and how each ends. Pure.
 
 An expectation is a measurement of the baseline, a limit on a test, or in a gate a test that BASE
-selects. It ends with the verdict of a row, or as an `Omission` with its reason. So no green session
-is silent about a limit that nothing measured, or a test that was deleted or left out.
+selects. It ends with the verdict of a row, or as an `Omission` with its reason.
 
 BASE selects with the words of the gate, with BASE's ini file and conftest, on the machine of the
 gate. So what a change deletes, renames, skips or leaves out by its files is lost, and a change that
@@ -143,7 +142,6 @@ def stricter_limits(
     """Return the limits of a change's test, with those of BASE where they demand more.
 
     `names`: the limits that apply.
-    `base_name`: for the origin of BASE's limits.
     `accepted`: whether a looser limit, by its name and new value, is accepted.
     """
     values, origin = dict[str, str | None](), dict(limits.origin)
@@ -156,8 +154,7 @@ def stricter_limits(
 
 
 def edited(nodeid: str, head: Selection, base: Selection) -> bool:
-    """True if a change edits the file of a test: limits of its calls, which no collection sees, may
-    differ."""
+    """True if a change edits the file of a test, so that limits of its calls may differ."""
     file = nodeid.partition("::")[0]
     return head.files.get(file) != base.files.get(file)
 
@@ -194,8 +191,7 @@ def looser(key: str, limits: Limits, base: Limits) -> Iterator[LooserLimit]:
 def of_base(base: Selection, measures: Mapping[str, bool]) -> list[Expectation]:
     """Return an expectation for each test that BASE relies on.
 
-    `measures`: by node id of each test that the change collects, whether it has a fixture that
-    measures.
+    `measures`: by node id of the change's tests, whether each has a fixture that measures.
     """
     expected = []
     for nodeid, test in base.tests.items():
@@ -222,11 +218,9 @@ def judged(row: Row) -> set[str]:
 
 
 def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> Omission | None:
-    """Return the omission of what was expected; None if a row's verdict or its test's failure says
-    how it ended.
+    """Return the omission of what was expected; None if a verdict or its test's failure says all.
 
-    `rows`: of its test.
-    `ending`: of its test.
+    `rows`, `ending`: of its test.
     """
     what = expectation.what
     ran = ending.how in ("passed", "failed")
@@ -284,8 +278,7 @@ def _not_run(ending: Ending, its: str) -> tuple[Status, str]:
 
 
 def lost(missing: Iterable[Omission]) -> list[Omission]:
-    """Return those that fail a gate and a comparison of files: what is lost, and what something
-    other than words of the command line left out."""
+    """Return those that fail a gate: lost, or left out by other than words of the command line."""
     failing = []
     for omission in missing:
         if omission.status in (LOST, NOT_RUN) and not omission.accounted:
@@ -294,6 +287,5 @@ def lost(missing: Iterable[Omission]) -> list[Omission]:
 
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
-    """Return those that fail a strict session: all but what words of the command line left out or
-    allowed."""
+    """Return those that fail a strict session."""
     return [omission for omission in missing if not omission.accounted]

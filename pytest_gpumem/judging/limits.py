@@ -211,11 +211,10 @@ def _count(
 
 
 def _count_text(name: str, count: int) -> str:
-    _, word = COUNTS[name]
-    text = (
-        f"{short_bytes(count)} {word}" if LIMITS[name].metavar == "BYTES" else counted(count, word)
-    )
-    return f"{text} in a launch"
+    word = COUNTS[name][1]
+    if LIMITS[name].metavar == "BYTES":
+        return f"{short_bytes(count)} {word} in a launch"
+    return f"{counted(count, word)} in a launch"
 
 
 def _causes(measurement: Measurement) -> str:
