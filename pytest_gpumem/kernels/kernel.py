@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
+from pytest_gpumem.kernels.sources import CPP_TYPES
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import MovedBytes
 
@@ -137,9 +138,10 @@ class Kernel:
     cycle: str | None = None
     """Parameter that needs a random cycle in place of random data, for a pointer chase."""
 
-    def expression(self, cpp_type: str, shape: LaunchShape) -> str:
-        """Return the C++ name expression to compile: "triad<float, 1>"."""
-        return self.entry.replace("{dtype}", cpp_type).replace("{vectors}", str(shape.vectors))
+    def expression(self, dtype: str, shape: LaunchShape) -> str:
+        """Return the C++ name expression to compile for an element type: "triad<float, 1>"."""
+        named = self.entry.replace("{dtype}", CPP_TYPES.get(dtype, ""))
+        return named.replace("{vectors}", str(shape.vectors))
 
     def arguments_of(self, call: Call) -> tuple[str | int, ...]:
         """Return the C parameters of a call, as `launch_arguments` describes them."""

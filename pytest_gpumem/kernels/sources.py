@@ -13,19 +13,7 @@ COMPILE_OPTIONS = ("--std=c++17",)
 """Options of NVRTC and nvcc alike, besides the architecture. The sources include no header and need
 no other option."""
 
-CPP_TYPES = {
-    "f4": "float",
-    "f8": "double",
-    "i1": "signed char",
-    "i2": "short",
-    "i4": "int",
-    "i8": "long long",
-    "u1": "unsigned char",
-    "u2": "unsigned short",
-    "u4": "unsigned int",
-    "u8": "unsigned long long",
-}
-"""C++ type of each NumPy type that a template can be instantiated with, without any header."""
+CPP_TYPES = {"f4": "float", "f8": "double", "i4": "int"}  # of the templates' elements
 
 _PACKAGE = Path(__file__).parent
 

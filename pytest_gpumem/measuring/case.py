@@ -196,7 +196,7 @@ class _CodeTarget(Target):
             )
         self.describe(self._buffers.managed, *notes)
         # It may touch any managed buffer, through closures or other libraries.
-        self.managed = self._buffers.homes
+        self.managed = tuple(buffer for buffer in self._buffers.managed if buffer.goes_home)
 
     def _foreign(
         self, function: Callable[[], object], reference: Callable[[], object] | None

@@ -41,7 +41,7 @@ class Buffer:
         dtype: np.dtype[Any],
         home: Home,
     ) -> None:
-        self._arena = arena
+        self._arena, self.device = arena, arena.device
         self.allocation = allocation  # the memory now behind the handle; another one after a move
         self.home: Home = home  # where its pages are before every sample, for managed memory
         self.followers: list[Callable[[], None]] = []  # called after every move
@@ -53,11 +53,6 @@ class Buffer:
     def kind(self) -> MemoryKind:
         """Kind of memory."""
         return self.allocation.kind
-
-    @property
-    def device(self) -> Device:
-        """The device that it was allocated on."""
-        return self._arena.device
 
     @property
     def address(self) -> int:
@@ -110,7 +105,7 @@ class Buffer:
     @on_its_device
     def read(self) -> np.ndarray[Any, Any]:
         """Return a NumPy copy of the content (simulated: of the part that is backed)."""
-        content = self._arena.device.content
+        content = self.device.content
         return self._shaped(content.to_host(self.allocation, self.dtype_name, self.size))
 
     def _shaped(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -130,7 +125,7 @@ class Buffer:
         if array.size != self.size:
             count = f"{array.size} elements for {self!r}, which holds {self.size}"
             raise BadBuffer(f"write() got {count}")
-        self._arena.device.content.from_host(self.allocation, array)
+        self.device.content.from_host(self.allocation, array)
         self.written = True
 
     @on_its_device
@@ -138,8 +133,7 @@ class Buffer:
         """Return an array over the memory (simulated: over the part that is backed): CuPy where
         the device sees it, else NumPy."""
         self.written = True
-        memory = self._arena.device.memory
-        return self._shaped(memory.view(self.allocation, self.dtype_name, self.size))
+        return self._shaped(self.device.memory.view(self.allocation, self.dtype_name, self.size))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
@@ -159,8 +153,7 @@ class Buffer:
 
     def move(self) -> None:
         """Put the same content at a fresh address. Raises `OutOfMemory`: both do not fit."""
-        device = self._arena.device
-        old = self.allocation
+        device, old = self.device, self.allocation
         new = self._arena.with_room(partial(device.memory.allocate, self.nbytes, self.kind))
         try:
             stream = self._arena.stream
@@ -181,9 +174,9 @@ class Buffer:
         if not self.kind.managed:
             return
         if self.home in ("host", "prefetched"):
-            self._arena.device.managed.prefetch(self.allocation, True, stream)
+            self.device.managed.prefetch(self.allocation, True, stream)
         if self.home in ("device", "prefetched"):
-            self._arena.device.managed.prefetch(self.allocation, False, stream)
+            self.device.managed.prefetch(self.allocation, False, stream)
 
 
 class Arena:
@@ -299,11 +292,6 @@ class Arena:
     def managed(self) -> tuple[Buffer, ...]:
         """All managed buffers."""
         return tuple(self._managed)
-
-    @property
-    def homes(self) -> tuple[Buffer, ...]:
-        """Managed buffers whose pages are put back before every sample."""
-        return tuple(buffer for buffer in self._managed if buffer.goes_home)
 
     def find(self, argument: Any) -> Buffer | None:
         """Return the buffer that an argument is, or that an array made by `guest` lies in."""

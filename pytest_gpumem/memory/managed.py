@@ -109,7 +109,7 @@ class ManagedBuffer(Buffer):
             preferred_location=preferred_location,
             accessed_by=accessed_by,
         )
-        self._arena.device.streams.synchronize()  # an advice is in no stream's order
+        self.device.streams.synchronize()  # an advice is in no stream's order
         self._apply(self._wanted)
 
     @on_its_device
@@ -121,7 +121,7 @@ class ManagedBuffer(Buffer):
         """
         if place not in PLACES:
             raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
-        device, stream = self._arena.device, self._arena.stream
+        device, stream = self.device, self._arena.stream
         device.streams.synchronize()
         device.managed.prefetch(self.allocation, place == "host", stream)
         device.streams.synchronize(stream)
@@ -134,14 +134,14 @@ class ManagedBuffer(Buffer):
         Raises:
             Unsupported: driver or bindings are older than CUDA 13.
         """
-        device, stream = self._arena.device, self._arena.stream
+        device, stream = self.device, self._arena.stream
         device.streams.synchronize()
         device.managed.discard(self.allocation, stream)
         device.streams.synchronize(stream)
 
     def put_home(self, stream: Stream) -> None:
         """Put pages where they are before every sample; waits where an advice has to change."""
-        device = self._arena.device
+        device = self.device
         # Copies on both sides would survive a prefetch: without the advice there is a single copy.
         alone = replace(self._wanted, read_mostly=False)
         if self._in_force != alone:
@@ -167,7 +167,7 @@ class ManagedBuffer(Buffer):
 
     def _apply(self, wanted: BufferAdvice) -> None:
         before, after = self._in_force.words, wanted.words
-        advise = self._arena.device.managed.advise
+        advise = self.device.managed.advise
         for advice, to_host in before:
             if (advice, to_host) not in after:
                 advise(self.allocation, advice, to_host, on=False)

@@ -19,7 +19,6 @@ nvrtc = pytest.importorskip(
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 KERNELS = tuple(CATALOGUE.values())
 SOURCES = sorted({k.source for k in KERNELS if k.source})
-CPP = {"f4": "float", "f8": "double", "i4": "int"}
 
 
 def expressions(source: str) -> list[str]:
@@ -28,7 +27,7 @@ def expressions(source: str) -> list[str]:
     shapes = {k.name: [LaunchShape(1, 1, vectors=v) for v in vector_counts(k)] for k in kernels}
     return sorted(
         {
-            k.expression(CPP[dtype], shape)
+            k.expression(dtype, shape)
             for k in kernels
             for dtype in k.dtypes
             for shape in shapes[k.name]

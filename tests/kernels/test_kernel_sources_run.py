@@ -57,7 +57,7 @@ def entry_points() -> str:
         )
         side_by_side = "threads" if name in BLOCKWISE else "32u" if name in WARPWISE else "1u"
         for vectors in vector_counts(kernel):
-            function = f"{Path(kernel.source).stem}_cu::{kernel.expression(c_type, LaunchShape(1, 1, vectors=vectors))}"
+            function = f"{Path(kernel.source).stem}_cu::{kernel.expression(dtype, LaunchShape(1, 1, vectors=vectors))}"
             text.append(
                 f'extern "C" void {name}_{dtype}_{vectors}(unsigned blocks, unsigned threads, unsigned shared, {parameters})\n'
                 f"{{ launch(blocks, threads, shared, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"

@@ -128,7 +128,6 @@ def test_what_the_peers_launch_is_what_this_project_launches(
 ) -> None:
     cupy = pytest.importorskip("cupy")
     from pytest_gpumem.devices.checks import packed_arguments
-    from pytest_gpumem.devices.cuda.compiler import entry_for
     from pytest_gpumem.kernels import sources
 
     compiled: list[dict[str, Any]] = []
@@ -153,7 +152,7 @@ def test_what_the_peers_launch_is_what_this_project_launches(
         launch(0x1000)
         buffers, values = bench.triad.arguments((*arrays, 3.0), {})
         ours = bench.triad.launch(buffers, values)
-    entry = entry_for(ours.kernel, "f4", ours.shape)
+    entry = ours.kernel.expression("f4", ours.shape)
     assert compiled == [
         {
             "code": sources.read("stream.cu"),

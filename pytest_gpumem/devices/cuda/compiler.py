@@ -129,9 +129,9 @@ class Compiler:
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
         """The kernel for an element type, allowed to use the shape's dynamic shared memory.
-        Raises `DeviceError`: no such element type, or the compiler's first error line."""
+        Raises `DeviceError` with the compiler's first error line."""
         assert kernel.source is not None, "a copy has nothing to compile"
-        key = kernel.source, entry_for(kernel, dtype, shape)
+        key = kernel.source, kernel.expression(dtype, shape)
         if key not in self._functions:
             self._functions[key] = self._load(sources.read(kernel.source), *key)
         function, nbytes = self._functions[key], shape.shared_bytes
@@ -170,16 +170,6 @@ class Compiler:
         # The module lives as long as the context: no function outlives it.
         module = check(D.cuModuleLoadData(code), f"loading {entry}")
         return check(D.cuModuleGetFunction(module, symbol), f"loading {entry}")
-
-
-def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
-    """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4"."""
-    if "{dtype}" in kernel.entry and dtype not in sources.CPP_TYPES:
-        raise DeviceError(
-            f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are "
-            f"{', '.join(sources.CPP_TYPES)}"
-        )
-    return kernel.expression(sources.CPP_TYPES.get(dtype, ""), shape)
 
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the thread from flooding the host link with

@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 
 from pytest_gpumem.devices.checks import packed_arguments
-from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
+from pytest_gpumem.devices.cuda.compiler import first_error
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
@@ -69,11 +69,10 @@ def test_an_argument_that_is_not_there_is_named() -> None:
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:
     shape = LaunchShape(1, 128, vectors=4)
-    assert entry_for(kernel(), "i8", shape) == "scaled<long long>"
-    assert entry_for(kernel(entry="scaled<{dtype}, {vectors}>"), "f4", shape) == "scaled<float, 4>"
-    assert entry_for(kernel(entry="plain"), "f4", shape) == "plain"
-    with pytest.raises(DeviceError, match="no C\\+\\+ type for elements of 'f2'"):
-        entry_for(kernel(), "f2", shape)
+    assert kernel().expression("i4", shape) == "scaled<int>"
+    two = kernel(entry="scaled<{dtype}, {vectors}>")
+    assert two.expression("f4", shape) == "scaled<float, 4>"
+    assert kernel(entry="plain").expression("f4", shape) == "plain"
 
 
 def test_the_first_error_of_a_log_is_shown() -> None:
