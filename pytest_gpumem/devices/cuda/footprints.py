@@ -20,8 +20,12 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
-from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
-from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
+from pytest_gpumem.devices.cuda.guests.memory import (
+    CupyMemory,
+    JaxMemory,
+    NumbaMemory,
+    RmmMemory,
+)
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.memory_events import (
@@ -265,12 +269,9 @@ class DriverMemory(Source):
 
     def _of_pools(self) -> Figures:
         attributes = R.cudaMemPoolAttr
-        pools: dict[int, Any] = {}
         current = _known(R.cudaDeviceGetMemPool(self._index))
-        for handle in (self._default, current, *self._pools):
-            pools[int(handle)] = handle
         used = reserved = high = 0
-        for handle in pools.values():
+        for handle in {int(self._default), int(current), *self._pools}:
             used += _attribute(handle, attributes.cudaMemPoolAttrUsedMemCurrent)
             reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
             if self._end is None:
@@ -325,13 +326,8 @@ _FOOTPRINTS: dict[int, Footprints] = {}
 def footprints(index: int) -> Footprints:
     """Return those of a GPU. The open device has the same."""
     if index not in _FOOTPRINTS:
-        libraries = (
-            CupyMemory(index),
-            TorchMemory(index),
-            NumbaMemory(),
-            RmmMemory(index),
-            JaxMemory(index),
-        )
+        pools = CupyMemory(index), TorchMemory(index)
+        libraries = (*pools, NumbaMemory(), RmmMemory(index), JaxMemory(index))
         driver = DriverMemory(index)
         _FOOTPRINTS[index] = Footprints(driver, libraries, partial(context_number, index))
     return _FOOTPRINTS[index]
