@@ -1,8 +1,6 @@
-"""Copies by misaligned, strided and permuted accesses of 4-byte words
-(`kernels/access_pattern.cu`).
+"""Copies by misaligned, strided and permuted accesses of words (`kernels/access_pattern.cu`).
 
-Their traffic counts the words that are copied, as the guide's effective bandwidth does;
-`Access.sectors_per_request` says what the memory system moves for them.
+Their traffic counts the words that are copied, as the guide's effective bandwidth does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A kernel as data: source, entry, launch shape, what it touches, and a reference for its result.
 
-A kernel knows no device. `shape` and `accesses` are pure functions of a call's facts; a device
-compiles the source or, where it is simulated, derives the time from the accesses and the result
-from the reference.
+A device compiles the source or, where it is simulated, derives the time from the accesses and the
+result from the reference.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Call:
-    """The facts of a call: arrays and scalars by parameter name, and a grid if the caller chose
-    one."""
+    """The facts of a call: arrays and scalars by parameter name."""
 
     arrays: Mapping[str, ArrayFacts]
     scalars: Mapping[str, int | float] = field(default_factory=dict)
@@ -144,7 +142,7 @@ class Kernel:
         return named.replace("{vectors}", str(shape.vectors))
 
     def arguments_of(self, call: Call) -> tuple[str | int, ...]:
-        """Return the C parameters of a call, as `launch_arguments` describes them."""
+        """Return the C parameters of a call, as `launch_arguments`."""
         if self.launch_arguments is not None:
             return self.launch_arguments(call)
         arrays: list[str | int] = []
@@ -184,9 +182,7 @@ class Kernel:
         return None
 
     def traffic(self, call: Call) -> MovedBytes:
-        """Return the compulsory bytes of a launch. A kernel that reads mapped host memory has only
-        what crosses the link.
-        """
+        """Return the compulsory bytes of a launch; only those that cross the link, if some do."""
         totals = {"read": 0, "write": 0}
         accesses = self.accesses(call)
         link = any(call.arrays[access.argument].on_host for access in accesses)

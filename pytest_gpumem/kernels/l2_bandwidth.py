@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, grid, touch
@@ -48,13 +47,8 @@ def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
 
 
 def plateau(bandwidths: Sequence[float]) -> float:
-    """Return the bandwidth that a sweep over footprints keeps while a cache holds the footprint:
-    the median of those that are nearer to the highest than to the last, which is beyond the cache.
-    `bandwidths`: by ascending footprint.
-    Raises `ValueError`: no bandwidths, or no fall: the last is the highest.
-    """
-    if not bandwidths:
-        raise ValueError("a sweep without a bandwidth has no plateau")
+    """Return the bandwidth that a sweep over ascending footprints keeps while a cache holds them:
+    the median of those that are nearer to the highest than to the last, which is beyond it."""
     highest, end = max(bandwidths), bandwidths[-1]
     if end >= highest:
         last = f"of {len(bandwidths)} bandwidths the last, {end:g}, is the highest"
@@ -63,16 +57,8 @@ def plateau(bandwidths: Sequence[float]) -> float:
 
 
 def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
-    """Return the footprint where the plateau of a sweep ends: the last before bandwidth comes
-    nearer to that of the largest footprint than to the plateau.
-    `footprints`: bytes, ascending. `bandwidths`: of each footprint.
-    Raises `ValueError`: sizes that do not ascend, numbers of points that differ, or no fall.
-    """
-    if len(footprints) != len(bandwidths):
-        counts = f"{len(footprints)} footprints and {len(bandwidths)} bandwidths"
-        raise ValueError(f"a knee needs a bandwidth for each footprint; got {counts}")
-    if any(later <= earlier for earlier, later in pairwise(footprints)):
-        raise ValueError(f"footprints must ascend: {', '.join(f'{f:g}' for f in footprints)}")
+    """Return the footprint where the plateau of a sweep over ascending footprints ends: the last
+    before bandwidth comes nearer to that of the largest footprint than to the plateau."""
     top = plateau(bandwidths)
     limit = (top + bandwidths[-1]) / 2
     reached = next(i for i, bandwidth in enumerate(bandwidths) if bandwidth >= top)

@@ -92,12 +92,7 @@ def _map(
 
 
 def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> Kernel:
-    """Return a kernel that gives a sum for each tile of its sources; `sums` may be longer.
-
-    In float a sum takes 43 roundings of 6e-8 relative to the sum of magnitudes, 2.6e-6 for
-    non-negative data. The tolerance of 1e-5 is four times that, and a sixth of the share of an
-    average element.
-    """
+    """Return a kernel that gives a sum for each tile of its sources; `sums` may be longer."""
     vectors, tile = REDUCE_VECTORS[name], tile_bytes(name)
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
@@ -126,6 +121,7 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         reference=reference,
         section=f"{_SECTION}: {name}",
         checks=(calls.same_size(*sources), whole_tiles(name, sources[0], tile)),
+        # Four times 43 roundings of 6e-8, and a sixth of the share of an average element.
         relative_tolerance=1e-5,
     )
 

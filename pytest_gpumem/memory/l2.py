@@ -1,4 +1,4 @@
-"""Persisting L2: how streams share the set-aside, and putting back what was there before.
+"""Persisting L2: streams with a window, which share the device's set-aside.
 
 Source: CUDA C++ Programming Guide, Device Memory L2 Access Management; CUDA C++ Best Practices
 Guide, 9.2.2.
@@ -33,8 +33,7 @@ class Thrashing(UserWarning):
 
 
 class LeftoverWarning(UserWarning):
-    """A test did not leave the set-aside and the windows of streams as they were; they were put
-    back."""
+    """A test left the set-aside or the windows of streams changed; they were put back."""
 
 
 @dataclass(eq=False)
@@ -108,9 +107,8 @@ class PersistingStream:
 
     @property
     def _miss(self) -> AccessProperty:
-        """The property of the window's other accesses. Streaming lines go first, also those that
-        would stay in L2 without a window: a table that the set-aside holds in part needs normal
-        lines."""
+        """The property of the window's other accesses. Streaming lines are evicted first: a table
+        that the set-aside holds in part needs normal lines."""
         in_part = self.request.hit_ratio is None and self.hit_ratio < 1
         fitted = AccessProperty.NORMAL if in_part else AccessProperty.STREAMING
         return self.request.miss or fitted
@@ -267,8 +265,7 @@ def idle_set_aside(device: Device) -> str | None:
 
 
 def _share(device: Device) -> None:
-    """Request what the open streams need together, fit the ratios to what was granted, and put the
-    windows."""
+    """Request what the open streams need, fit the ratios to what was granted, put the windows."""
     streams, wanted, l2 = _OPEN[device], _wanted(device), device.l2
     granted = l2.set_aside() if device.facts.mps else l2.request_set_aside(wanted)
     if wanted and not granted:

@@ -1,6 +1,5 @@
-"""Find and undo changes to persisting L2 that a test leaves behind: a set-aside, windows on streams
-and persisting lines. They slow what the next test measures.
-"""
+"""Undo changes to persisting L2 that a test leaves behind, which slow what the next test measures:
+a set-aside, windows on streams and persisting lines."""
 
 from __future__ import annotations
 

@@ -187,8 +187,7 @@ def managed(
     discard: bool = False,
     **advice: Any,
 ) -> Buffer:
-    """Return a managed buffer with its advice and its pages at `home`. Raises `OutOfMemory`: it is
-    more than the device has free, and the test did not opt in to that."""
+    """Return a managed buffer with its advice and its pages at `home`."""
     wanted = advised(BufferAdvice(), **advice)
     why = no_migration(arena.device.facts)
     if why is not None:

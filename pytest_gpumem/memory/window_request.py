@@ -170,13 +170,11 @@ def _set_aside(facts: DeviceFacts, given: Any) -> SetAside:
 
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
     """Return the set-aside for a window of `nbytes`: the least number of steps of L2/16 that holds
-    it, and another one where that pays. Never above L2/2 or the device's maximum.
+    it, and another where that pays. Never above L2/2 or the device's maximum.
 
-    With the least, a launch takes 5 to 25 % longer at some placements. Up to three steps together
-    the additional step costs nothing. A fourth pays where the window leaves less than half a step
-    free. Above, it costs up to 54 %; the maximum makes a saturated kernel up to 2.2 times slower.
-    Measured: `ci/records/nvidia-h100/l2_placements.json`,
-    `ci/records/nvidia-h200/l2_placements.json`.
+    With the least, a launch takes longer at some placements. Up to three steps together another
+    costs nothing. A fourth pays where the window leaves less than half a step free. Above, it costs
+    up to 54 % (`ci/records/nvidia-h200/l2_placements.json`).
     """
     step = facts.l2_step_bytes
     steps = -(-nbytes // step)

@@ -22,16 +22,9 @@ def test_the_last_footprint_before_the_fall() -> None:
 
 
 def test_what_has_no_knee_is_refused() -> None:
-    for sizes, bandwidths, problem in [
-        (
-            [1, 2, 3],
-            [2.0, 1.0],
-            "a bandwidth for each footprint; got 3 footprints and 2 bandwidths",
-        ),
-        ([1, 3, 2], [3.0, 2.0, 1.0], "footprints must ascend: 1, 3, 2"),
-        ([], [], "without a bandwidth"),
-        ([1, 2, 4], [3.0, 3.0, 3.0], "no fall: of 3 bandwidths the last, 3, is the highest"),
-        ([1, 2, 4], [1.0, 2.0, 3.0], "no fall"),
+    for bandwidths, problem in [
+        ([3.0, 3.0, 3.0], "no fall: of 3 bandwidths the last, 3, is the highest"),
+        ([1.0, 2.0, 3.0], "no fall"),
     ]:
-        with naming(sizes, bandwidths, problem), pytest.raises(ValueError, match=problem):
-            knee(sizes, bandwidths)
+        with naming(bandwidths, problem), pytest.raises(ValueError, match=problem):
+            knee([1, 2, 4], bandwidths)
