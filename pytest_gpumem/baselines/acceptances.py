@@ -23,7 +23,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,7 +47,7 @@ from pytest_gpumem.units import (
 )
 
 FOLDER = Path(".gpumem", "accepted")  # below pytest's root folder
-LONGEST = 60  # characters of a test's id in the name of its file
+BY_SIZE = ("time", "memory")  # figures that are accepted up to a size
 NONE = "none"  # value of a limit that a change removes
 
 Figure = Literal["time", "memory", "limit", "removed", "renamed", "measured"]
@@ -101,7 +100,7 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def file_name(self) -> str:
         """A name for its file: safe characters of the test's id, and a digest of the content."""
-        safe = re.sub(r"[^A-Za-z0-9]+", "-", self.test).strip("-")[-LONGEST:].strip("-") or "test"
+        safe = re.sub(r"[^A-Za-z0-9]+", "-", self.test).strip("-")[-60:].strip("-") or "test"
         return f"{safe}-{_digest(msgspec.to_builtins(self))}.json"
 
 
@@ -239,11 +238,6 @@ def write(root: Path, acceptance: Acceptance) -> Path:
     return path
 
 
-def now() -> str:
-    """The time of an acceptance: of two, the later one counts."""
-    return datetime.now(timezone.utc).isoformat()
-
-
 # What a row asks to accept
 
 
@@ -266,10 +260,11 @@ def _measured(row: Row, limit: str) -> str | None:
         return _slow_down(row)
     if FORGIVES[limit] == "memory":
         return None if row.footprint is None else format_bytes(max(peaks_of(row.footprint)))
-    if limit not in relative(row.limits) or row.measurement is None:
-        return None
-    count = exact_count(row.measurement, limit)
-    return None if isinstance(count, str) else f"{limit}={LIMITS[limit].parse(count)}"
+    if limit in relative(row.limits) and row.measurement is not None:
+        count = exact_count(row.measurement, limit)
+        if not isinstance(count, str):
+            return f"{limit}={LIMITS[limit].parse(count)}"
+    return None
 
 
 def _slow_down(row: Row) -> str | None:
@@ -296,8 +291,8 @@ def absolute_limits(row: Row) -> list[str]:
     names = []
     for result in row.verdict.limits:
         if result.outcome is Outcome.FAIL and result.limit:
-            compares = FORGIVES.get(result.limit) in ("time", "memory")
-            if not compares and result.limit not in relative(row.limits):
+            compares = FORGIVES.get(result.limit) in BY_SIZE or result.limit in relative(row.limits)
+            if not compares:
                 names.append(result.limit)
     return names
 
@@ -306,10 +301,10 @@ def command(row: Row) -> str:
     """Return the command that accepts what `changes_of` yields of a row."""
     words = ["gpumem", "accept", row.key]
     for change in changes_of(row):
-        if change.figure == "limit":
-            words += ["--change", change.up_to or ""]
-        else:
-            words += ["--change", f"{change.figure}={change.up_to}".removesuffix("=None")]
+        what = change.up_to or change.figure
+        if change.figure in BY_SIZE:
+            what = f"{change.figure}={what}"
+        words += ["--change", what]
     return f"{shlex.join(words)} --reason '...'"
 
 

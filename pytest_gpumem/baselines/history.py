@@ -1,8 +1,8 @@
 """The saved runs of each row, and those of them that make its reference. Pure.
 
-A *reference* belongs to an identity of a row: GPU model, driver and CUDA, how the row is measured,
-and what was accepted of it. It consists of the runs of the first `DAYS` UTC dates with this
-identity. Three successive saved days, each faster by more than the limit, begin it anew.
+A *reference* belongs to an identity of a row: driver and CUDA, how it is measured, and what was
+accepted of it. It consists of the runs of its first `DAYS` UTC dates. Three successive saved days,
+each faster by more than the limit, begin it anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Days = Sequence[Sequence[PastRow]]  # the runs of each date, oldest first
 class Baseline:
     """All saved rows of a kind of device, for a session on such a device.
 
-    A figure of a row, "time" or "memory", has a separate reference.
+    Each figure of a row, "time" or "memory", has a reference.
     """
 
     device: DeviceFacts  # the session's
@@ -56,17 +56,13 @@ class Baseline:
     """What `_days` returned."""
 
     def reference_runs(self, row: Row, figure: Figure = "time") -> tuple[PastRow, ...]:
-        """Return the runs that make the reference of a row's figure, oldest first.
-
-        Empty: the row is new, and `why_new` says why.
-        """
+        """Return the runs that make the reference of a figure, oldest first; none of a new row."""
         return tuple(chain.from_iterable(self._days(row, figure)[:DAYS]))
 
     def enters(self, row: Row, figure: Figure, today: date) -> bool:
         """Return whether a figure is to be saved: its reference is not full, or it gained.
 
-        So is a figure of the day after a gain, and of a test with other limits, as a gate compares
-        limits with those of the newest run.
+        So on the day after a gain, and where limits changed: a gate compares them with the newest.
         """
         days = self._days(row, figure)
         reference, later = days[:DAYS], days[DAYS:]

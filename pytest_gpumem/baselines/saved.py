@@ -3,8 +3,8 @@
     {"schema": 4, "sha256": "...", "content": {
         "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
 
-The sha256 covers the content as JSON with sorted keys: it survives a formatter, shows an edit, and
-does not protect against fraud. A field with its default is left out.
+The sha256 covers the content as JSON with sorted keys: a formatter does not change it, an edit
+does. A field with its default is left out.
 """
 
 from __future__ import annotations
@@ -145,13 +145,12 @@ def read(text: bytes) -> SavedRun:
     if file.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
         raise FileError("$: not the keys schema, sha256 and content")
     try:
-        fits = digest(content) == file["sha256"]
+        sha256 = digest(content)
     except (ValueError, RecursionError) as error:  # such as infinity
         raise FileError(f"$.content: {error}") from None
-    if not fits:
-        raise FileError(
-            "its content does not fit its sha256: it was edited by hand, or is damaged; " + _REMEDY
-        )
+    if sha256 != file["sha256"]:
+        why = "its content does not fit its sha256: it was edited by hand, or is damaged"
+        raise FileError(f"{why}; {_REMEDY}")
     # The text is as it was written: what does not fit now comes from another version.
     try:
         return _checked(converted(content, SavedRun, "$.content"))

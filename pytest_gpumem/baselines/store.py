@@ -45,9 +45,9 @@ class SaveResult:
     """The result of saving a run."""
 
     path: Path | None  # the new file; None where no row entered
-    accepted: int = 0  # number of rows in it
-    full: int = 0  # number of rows whose references are full, and that gained nothing
-    refused: tuple[tuple[Row, str], ...] = ()  # rows that stay out, each with the reason
+    accepted: int  # number of rows in it
+    full: int  # number of rows whose references are full, and that gained nothing
+    refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
 
 
 class Store:
@@ -188,11 +188,7 @@ def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
 
 
 def refusal(row: Row, simulated: bool) -> str | None:
-    """Return why a row may not be saved, whatever its reference; None if it may.
-
-    Every run of a passing test may: without its slow runs, a reference takes an unchanged test's
-    slow mode for a regression.
-    """
+    """Return why a row may not be saved, whatever its reference; None if it may."""
     if not row.measured_something:
         return "nothing was measured"
     if row.measurement is None and row.footprint is not None and not row.footprint.watched:
@@ -209,6 +205,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
             return f"its times are in doubt: {doubts}"
     if row.verdict.outcome is Outcome.FAIL:
         return f"FAIL: {row.verdict.reason}"
+    # Without its slow runs, a reference takes an unchanged test's slow mode for a regression.
     return None
 
 

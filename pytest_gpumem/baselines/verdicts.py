@@ -61,7 +61,7 @@ def _of_measurement(
 ) -> tuple[list[LimitResult], Comparison | None]:
     """Return a finding for each limit and each doubt about the whole measurement, and the change.
 
-    At the test's end `max_regression` fails grossly, has nothing to compare with, or waits.
+    `max_regression` fails grossly, has nothing to compare with, or waits.
     """
     limits = row.limits
     runs = times_of(baseline.reference_runs(row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 import click
@@ -15,7 +16,6 @@ from pytest_gpumem.baselines.acceptances import (
     Figure,
     absolute_limits,
     changes_of,
-    now,
     refusal,
     write,
 )
@@ -108,8 +108,9 @@ def accept(
             of_test += [change for change in changed if change not in of_test]
     base = _base(last, folder)
     gpu = last.document.device.key if last is not None else None
+    who, now = _who(os.environ), datetime.now(timezone.utc).isoformat()  # a later file counts
     for test, of_test in accepted.items():
-        file = Acceptance(test, reason.strip(), _who(os.environ), tuple(of_test), base, gpu, now())
+        file = Acceptance(test, reason.strip(), who, tuple(of_test), base, gpu, now)
         written = write(folder, file)
         words = ", ".join(str(change) for change in of_test)
         click.echo(printable(f"{test}: accepted {words}; wrote {written}"))
