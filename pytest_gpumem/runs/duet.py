@@ -36,10 +36,10 @@ MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "
 
 def order_of(number: int) -> tuple[str, str]:
     """Return the order of a pair: a coin for each odd one, and the reverse for the next."""
-    head_first = random.Random((number + 1) // 2).random() < 0.5
-    if number % 2 == 0:
-        head_first = not head_first
-    return (HEAD, BASE) if head_first else (BASE, HEAD)
+    order = (BASE, HEAD)
+    if random.Random((number + 1) // 2).random() < 0.5:
+        order = (HEAD, BASE)
+    return order if number % 2 else order[::-1]
 
 
 class Duet:
@@ -54,11 +54,10 @@ class Duet:
         max_regression: str | None,
         say: Callable[[str], object],
     ) -> None:
-        """Nothing is run yet.
+        """Run nothing yet.
 
         `wanted`: the rows. Of one with empty limits, the first pair reads the limits of base alone.
-        `max_regression`: allowed slow-down of tests that have no limit in their code, as written.
-        `say`: prints a sentence about the progress.
+        `max_regression`: of tests that have no limit in their code, as written.
         """
         self.sides, self.wanted, self.max_regression = sides, wanted, max_regression
         self._runner, self._say = runner, say
@@ -150,12 +149,12 @@ class Duet:
         old_names = self.wanted.old_names
         pair = {}
         for side in order_of(number):
-            side_tests = tests
-            if side == BASE and tests is not None:
-                side_tests = [under_other_name(test, old_names) for test in tests]
-            process = self._runner.run(Turn(number, side), side_tests, attempt)
-            if side == BASE:
-                process = _under_new_names(process, old_names)
+            turn = Turn(number, side)
+            if side == HEAD:
+                process = self._runner.run(turn, tests, attempt)
+            else:
+                names = tests and [under_other_name(test, old_names) for test in tests]
+                process = _under_new_names(self._runner.run(turn, names, attempt), old_names)
             self._check_device(process)
             self.processes.append(process)
             pair[side] = process
@@ -163,29 +162,26 @@ class Duet:
         return Pair(base, head, self.wanted.rows_of(base), self.wanted.rows_of(head))
 
     def _check_device(self, process: ProcessRecord) -> None:
-        """Raise `RunError` where a process ran on another device than those before."""
         if process.device is None:
             return
         self.device = self.device or process.device
-        devices = []
-        for device in (self.device, process.device):
-            devices.append(f"{device.key} {device.uuid or ''}".strip())
-        if devices[0] != devices[1]:
+        first, device = [_name(facts) for facts in (self.device, process.device)]
+        if first != device:
             raise RunError(
-                f"the processes ran on different devices: {devices[0]} and {devices[1]}; "
+                f"the processes ran on different devices: {first} and {device}; "
                 "they can be compared on one GPU alone"
             )
 
     def _take(self, row: DuetRow, pair: Pair, *, last: bool) -> str | None:
-        """Judge a row with a pair. Returns why the pair is to be taken again, or None.
+        """Judge a row with a pair. Return why the pair is to be taken again, or None.
 
-        `last`: a row without a good pair ends.
+        Where it is the last, a row without a good pair ends.
         """
-        troubles = pair.troubles(row.key)
-        if troubles:
+        trouble = pair.trouble(row.key)
+        if trouble is not None:
             if last:
-                self._end(row, pair, troubles)
-            return _sentences(troubles)[0]
+                self._end(row, pair, trouble)
+            return trouble.texts[0]
         base, head = pair.base_rows[row.key], pair.head_rows[row.key]
         for side, measured in ((BASE, base), (HEAD, head)):
             if measured.verdict.code is Code.CONDITIONS:
@@ -198,11 +194,11 @@ class Duet:
         row.add(base, head, self.device)
         return None
 
-    def _end(self, row: DuetRow, pair: Pair, troubles: Mapping[str, Trouble]) -> None:
+    def _end(self, row: DuetRow, pair: Pair, trouble: Trouble) -> None:
         """End a row that a pair cannot compare. What fails in head alone is red."""
-        outcome, texts = None, _sentences(troubles)
+        outcome, texts = None, list(trouble.texts)
         in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
-        if _head_fails(troubles):
+        if trouble.in_head_alone:
             outcome = Outcome.FAIL
         elif not in_base and row.key in pair.head_rows and _test_of(row.key, pair.base) is None:
             # The row may be another one of base under a new label.
@@ -233,9 +229,9 @@ class Duet:
             if key in pair.head_rows:
                 limits = self._limits_of(pair.head_rows[key])
             self._rows[key] = row = DuetRow(key, nodeid, limits)
-            troubles = pair.troubles(key)
-            if troubles:
-                self._end(row, pair, troubles)
+            trouble = pair.trouble(key)
+            if trouble is not None:
+                self._end(row, pair, trouble)
         if self.wanted.limits is None and pair.head.error is None:
             self._add_failures_without_rows(pair)
 
@@ -253,17 +249,18 @@ class Duet:
         """Add tests and files without a row that fail in head alone, such as by an import."""
         for nodeid in pair.head.outcomes:
             covered = any(covers(nodeid, key) for key in self._rows)
-            troubles = pair.troubles(nodeid)
-            if not covered and self.wanted.selects(nodeid, nodeid) and _head_fails(troubles):
+            trouble = pair.trouble(nodeid)
+            wanted = self.wanted.selects(nodeid, nodeid) and not covered
+            if wanted and trouble is not None and trouble.in_head_alone:
                 row = self._rows[nodeid] = DuetRow(nodeid, nodeid)
-                row.end(Outcome.FAIL, f"head: {troubles[HEAD].why}")
+                row.end(Outcome.FAIL, trouble.texts[-1])
 
 
 class Trouble(NamedTuple):
-    """Why a process has nothing to compare of a row."""
+    """Why a row of a pair cannot be compared."""
 
-    why: str
-    fails: bool  # it crashed, or the test failed by more than its limits
+    texts: list[str]  # "base: ...", "head: ..."
+    in_head_alone: bool  # head crashed, or its test failed by more than its limits; base did not
 
 
 class Pair(NamedTuple):
@@ -274,23 +271,27 @@ class Pair(NamedTuple):
     base_rows: Mapping[str, Row]
     head_rows: Mapping[str, Row]
 
-    def troubles(self, key: str) -> dict[str, Trouble]:
-        """Return why the sides have nothing to compare of a row, by side."""
-        troubles = {}
-        for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
-            trouble = _trouble(key, rows.get(key), process)
-            if trouble is not None:
-                troubles[process.turn.side] = trouble
-        return troubles
+    def trouble(self, key: str) -> Trouble | None:
+        """Return why a row cannot be compared, whatever its conditions, or None."""
+        base = _nothing_of(key, self.base_rows.get(key), self.base)
+        head = _nothing_of(key, self.head_rows.get(key), self.head)
+        texts = []
+        if base is not None:
+            texts.append(f"base: {base[0]}")
+        if head is not None:
+            texts.append(f"head: {head[0]}")
+        base_fails = base is not None and base[1]
+        head_fails = head is not None and head[1]
+        return Trouble(texts, head_fails and not base_fails) if texts else None
 
 
-def _trouble(key: str, row: Row | None, process: ProcessRecord) -> Trouble | None:
-    """Return why a process has nothing to compare of a row, whatever its conditions, or None.
+def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str, bool] | None:
+    """Return why a process measured nothing of a row, and whether it failed, or None.
 
     A test that only broke limits was measured all the same.
     """
     if process.error is not None:
-        return Trouble(f"crashed: {process.error}", True)
+        return f"crashed: {process.error}", True
     why, fails = "no such measurement", False
     if row is not None:
         fails = row.failed and not _broke_only_limits(row.nodeid, process)
@@ -299,14 +300,14 @@ def _trouble(key: str, row: Row | None, process: ProcessRecord) -> Trouble | Non
         why = "its test failed" if row.measured_something else row.verdict.reason or why
     nodeid = _test_of(key, process)
     if nodeid is None:
-        return Trouble(why, fails)
+        return why, fails
     outcome, words = process.outcomes[nodeid]
     if row is None:
         fails = outcome == "failed" and not _broke_only_limits(nodeid, process)
-    if not words:
-        return Trouble(outcome, fails)
     of_its_file = key.startswith(f"{nodeid}::")
-    return Trouble(words if of_its_file else f"{outcome}, {words}", fails)
+    if words and not of_its_file:
+        words = f"{outcome}, {words}"
+    return words or outcome, fails
 
 
 def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
@@ -324,17 +325,6 @@ def _test_of(key: str, process: ProcessRecord) -> str | None:
         if covers(nodeid, key) or selects(key, nodeid):
             return nodeid
     return None
-
-
-def _head_fails(troubles: Mapping[str, Trouble]) -> bool:
-    """True if a test fails in head alone, by more than its limits."""
-    if BASE in troubles and troubles[BASE].fails:
-        return False
-    return HEAD in troubles and troubles[HEAD].fails
-
-
-def _sentences(troubles: Mapping[str, Trouble]) -> list[str]:
-    return [f"{side}: {trouble.why}" for side, trouble in troubles.items()]
 
 
 def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
@@ -367,6 +357,10 @@ def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
                 f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
                 f"in head; give {flag_of(name)} among pytest's arguments"
             )
+
+
+def _name(facts: DeviceFacts) -> str:
+    return f"{facts.key} {facts.uuid or ''}".strip()
 
 
 def rounded_duration(seconds: float) -> str:

@@ -47,7 +47,7 @@ from pytest_gpumem.runs.open_rows import (
     with_duets,
 )
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
-from pytest_gpumem.runs.processes import BASE, Processes, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
 from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
 
@@ -147,9 +147,9 @@ class Gate:
         GPU."""
         words = [*self.arguments, "--collect-only", "--gpumem-device=sim"]
         variables = {**os.environ, SELECTION: str(file)}
-        tree = working_tree(Path.cwd())
+        sides = {BASE: side, HEAD: working_tree(Path.cwd())}
         try:
-            with closing(Processes({BASE: side}, words, variables, tree=tree)) as processes:
+            with closing(Processes(sides, words, variables)) as processes:
                 process = processes.run(Turn(1, BASE), None)
             if process.error is not None:
                 raise RunError(f"{process.name} {process.error}")

@@ -1,7 +1,6 @@
 """The fresh processes of an experiment, which measure one at a time on the GPU.
 
-The pytest of a side collects once, and forks each process before any call of CUDA. It is the script
-`SCRIPT`; the tree under test has its plugin.
+The pytest of a side, `SCRIPT`, collects once, and forks each process before any call of CUDA.
 """
 
 from __future__ import annotations
@@ -130,19 +129,14 @@ class Processes:
         environment: Mapping[str, str],
         *,
         evidence: bool = False,
-        tree: Side | None = None,
         say: Callable[[str], object] = str,
     ) -> None:
-        """Start none yet.
+        """Start none yet. A side imports nothing of the other, also where only one runs.
 
-        `arguments`: of pytest.
-        `evidence`: the processes record what a launch runs.
-        `tree`: the working tree if it is neither side: they import nothing of it.
-        `say`: prints a sentence.
+        `arguments`: of pytest. `evidence`: the processes record what a launch runs.
         """
-        self._sides, self._tree = sides, tree
-        self._arguments, self._environment, self._evidence = arguments, environment, evidence
-        self._say = say
+        self._sides, self._arguments, self._environment = sides, arguments, environment
+        self._evidence, self._say = evidence, say
         self._parents: dict[str, ForkServer] = {}  # the pytest that collected, by side
         self._anew: set[str] = set()  # sides whose processes are not forked
         self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
@@ -160,8 +154,7 @@ class Processes:
         """Let a process measure, and wait for its end.
 
         `tests`: node ids to run, of those that the first process of the side had; None: all.
-        `attempt`: number of this run of the turn, from 1 on.
-        `name`: for messages; empty: of its side.
+        `name`: for messages; empty: that of its side.
         Raises `RunError`: pytest did not accept its arguments or the device, or a side imported
         modules of the other.
         """
@@ -201,14 +194,11 @@ class Processes:
         """Start the pytest of a side."""
         side = self._sides[name]
         others = [other for key, other in self._sides.items() if key != name]
-        if self._tree is not None:
-            others.append(self._tree)
-        tree = self._tree or self._sides[HEAD]
         # The last of an option counts. One word each: pytest looks for its root folder among all
         # words that are paths.
         empty = self._folder / "no-baseline"
         empty.mkdir(exist_ok=True)
-        arguments = [moved_word(word, side, tree) for word in self._arguments]
+        arguments = [moved_word(word, side, self._sides[HEAD]) for word in self._arguments]
         arguments += [
             f"--gpumem-baseline={empty}",
             f"--benchmark-storage=file://{self._folder}",
@@ -275,7 +265,7 @@ def _errors(output: str) -> str:
 def environment_of(
     side: Side, others: Sequence[Side], environment: Mapping[str, str], *, evidence: bool = False
 ) -> dict[str, str]:
-    """Return variables of a process that measures a side: it is no run, and sees no other side."""
+    """Return variables of a process that measures a side and sees no other one."""
     variables = for_a_part(environment, evidence=evidence)
     path = python_path(environment, side, others)
     if path is not None:
@@ -285,8 +275,7 @@ def environment_of(
 
 def with_medians(row: Row) -> Row:
     """Return the row with each placement as its median: all that a comparison takes."""
-    measurement = row.measurement
-    if measurement is None:
+    if row.measurement is None:
         return row
-    placements = tuple((median,) for median in measurement.medians)
-    return replace(row, measurement=replace(measurement, placements=placements))
+    placements = tuple((median,) for median in row.measurement.medians)
+    return replace(row, measurement=replace(row.measurement, placements=placements))

@@ -13,11 +13,12 @@ from known_devices import H100
 from msgspec import structs
 from processes import SETTINGS, Answer, Players, process, row, sides
 
+from pytest_gpumem.commands.duet import duet_text, exit_code, to_json
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.runs import RunError, report
+from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.duet import ATTEMPTS, Duet, order_of
 from pytest_gpumem.runs.pairs import RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Turn
@@ -82,7 +83,7 @@ def test_each_test_is_measured_until_it_is_decided() -> None:
     found = {one.key: len(one.pairs.log_ratios) for one in result.rows if one.pairs is not None}
     assert found == {A: 5, B: 5}
     assert len(players.played) == 10
-    assert report.exit_code(result, strict=False) == 1
+    assert exit_code(result, strict=False) == 1
     (slow,) = (one for one in result.rows if one.key == B)
     assert slow.pairs is not None
     assert slow.pairs.change == pytest.approx(0.02, abs=0.002)
@@ -110,7 +111,7 @@ def test_what_32_pairs_leave_open_says_at_which_limit_it_would_pass() -> None:
     assert verdict.outcome is Outcome.UNDECIDED
     assert len(result.processes) == 64
     assert re.search(r"open at max_regression 1.00 %; at \S+ % it would pass", verdict.sentence)
-    assert (report.exit_code(result, strict=False), report.exit_code(result, strict=True)) == (0, 6)
+    assert (exit_code(result, strict=False), exit_code(result, strict=True)) == (0, 6)
 
 
 def test_the_commands_limit_is_of_tests_without_their_own() -> None:
@@ -171,8 +172,8 @@ def test_a_throttled_pair_is_taken_again_and_then_undecided() -> None:
     assert outcomes(result) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
     assert sum(one.turn == Turn(3, HEAD) for one in result.processes) == ATTEMPTS
     assert "head, also when it was taken again: because" in result.rows[0].sentence
-    assert report.exit_code(result, strict=False) == 0
-    assert report.exit_code(result, strict=True) == 6
+    assert exit_code(result, strict=False) == 0
+    assert exit_code(result, strict=True) == 6
 
 
 def test_what_is_on_one_side_only_is_no_verdict_and_what_fails_in_head_alone_is_red() -> None:
@@ -202,7 +203,7 @@ def test_what_is_on_one_side_only_is_no_verdict_and_what_fails_in_head_alone_is_
         "test_x.py::test_c": (Outcome.FAIL, "head: failed, ValueError"),
     }
     assert outcomes(result)[A] is Outcome.PASS
-    assert report.exit_code(result, strict=False) == 1
+    assert exit_code(result, strict=False) == 1
 
 
 def test_a_test_that_fails_in_base_or_on_both_sides_is_reported_and_not_red() -> None:
@@ -216,7 +217,7 @@ def test_a_test_that_fails_in_base_or_on_both_sides_is_reported_and_not_red() ->
 
     result = play(answer)
     assert outcomes(result) == {A: Outcome.PASS, B: None, "test_x.py::test_c": None}
-    assert report.exit_code(result, strict=False) == 0
+    assert exit_code(result, strict=False) == 0
 
 
 @pytest.mark.parametrize(("nodeid", "label"), [(f"{B}[x[1]]", "warm")])
@@ -280,7 +281,7 @@ def test_a_side_that_crashes_is_never_fine() -> None:
     result = play(answer)
     assert outcomes(result) == {A: Outcome.FAIL, B: Outcome.FAIL}
     assert "head: crashed: ended by SIGSEGV: Segmentation fault" in result.rows[0].sentence
-    assert report.exit_code(result, strict=False) == 1
+    assert exit_code(result, strict=False) == 1
 
 
 P = "test_x.py::TestIt::test_p"
@@ -399,10 +400,10 @@ def test_head_that_changes_meanwhile_is_refused() -> None:
 
 def test_the_text_and_the_document_say_it_all() -> None:
     result = play(plain)
-    text = report.text(result, width=120, colour=False, seconds=42)
+    text = duet_text(result, width=120, colour=False, seconds=42)
     assert "FAIL test_x.py::test_b: +" in text
     assert "10 processes in 42 s" in text
-    document = report.to_json(result, {"seed": 0}, utc="now", seconds=42.0, code=1)
+    document = to_json(result, {"seed": 0}, utc="now", seconds=42.0, code=1)
     assert [
         (verdict["outcome"], verdict["paired"]["pairs"]) for verdict in document["verdicts"]
     ] == [("FAIL", 5), ("PASS", 5)]
@@ -410,6 +411,6 @@ def test_the_text_and_the_document_say_it_all() -> None:
     assert document["processes"][0]["rows"][A]
     assert document["simulated"] is False
     result.device = SIMULATED
-    assert "FAIL (simulated) test_x.py::test_b" in report.text(
+    assert "FAIL (simulated) test_x.py::test_b" in duet_text(
         result, width=120, colour=False, seconds=42
     )
