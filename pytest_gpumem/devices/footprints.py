@@ -153,8 +153,8 @@ class Footprints:
     def settle(self, *, ours: bool = False) -> None:
         """Book what the sources have to report."""
         if self._gone():
-            problem = "the device was reset (cudaDeviceReset): what its memory held went with it"
-            raise DeviceError(problem)
+            why = "the device was reset (cudaDeviceReset): what its memory held went with it"
+            raise DeviceError(why)
         self.look()
         if not self._paused:
             for source in self.running.values():

@@ -37,12 +37,13 @@ class Figures(NamedTuple):
 
     def plus(self, other: Figures, sign: int = 1) -> Figures:
         """Return the sums, or for a `sign` of -1 the differences, and the larger `high`."""
-        return self._replace(
-            used=self.used + sign * other.used,
-            unused=self.unused + sign * other.unused,
-            segments=self.segments + sign * other.segments,
-            allocations=self.allocations + sign * other.allocations,
-            high=max(self.high, other.high),
+        return Figures(
+            self.used + sign * other.used,
+            self.unused + sign * other.unused,
+            self.segments + sign * other.segments,
+            max(self.high, other.high),
+            self.single,
+            self.allocations + sign * other.allocations,
         )
 
 
@@ -112,19 +113,18 @@ class MemoryLog:
             if event.layer == "segment":
                 segments.append(event)
                 continue
-            self.free(event.series[0], event.address)
-            if event.nbytes and (event.layer == "fixture" or not ours):
-                self._book(event)
+            library, address = event.series[0], event.address
+            self.free(library, address)
+            if not event.nbytes or (ours and event.layer != "fixture"):
+                continue
+            self.live[library][address] = event
+            self.changes.append(Change(event.nbytes, event))
+            if event.layer == "driver":
+                self._made[address].append(event)
         for segment in segments:
             self._give(segment)
             if not ours:
                 self.changes.append(Change(segment.nbytes, segment))
-
-    def _book(self, event: AllocationEvent) -> None:
-        self.live[event.series[0]][event.address] = event
-        self.changes.append(Change(event.nbytes, event))
-        if event.layer == "driver":
-            self._made[event.address].append(event)
 
     def free(self, library: str, address: int) -> None:
         """Book the free of an allocation, if it is known."""
