@@ -102,7 +102,7 @@ class CudaMemory:
     ) -> Allocation:
         check_size(nbytes)
         free = self.free_bytes(kind)
-        if not kind.beyond_link and nbytes > free - self._kept(kind):
+        if not kind.beyond_link and nbytes > free - self._spare_bytes(kind):
             self._empty_pools()
             self.make_room()
             free = self.free_bytes(kind)
@@ -183,15 +183,12 @@ class CudaMemory:
         return int(free)
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
-        if self._spare is None or self._free_now() >= unless_free * self._facts.memory_bytes:
+        spare = self._spare
+        if spare is None or self._free_now() >= unless_free * self._facts.memory_bytes:
             return False
-        self._drop_spare()
+        self._spare = None
+        self._give_back(spare.address, spare.nbytes)
         return True
-
-    def _drop_spare(self) -> None:
-        if self._spare is not None:
-            spare, self._spare = self._spare, None
-            self._give_back(spare.address, spare.nbytes)
 
     def _give_back(self, address: int, nbytes: int) -> None:
         self._allocated.pop(address, None)
@@ -290,9 +287,9 @@ class CudaMemory:
         region.parts -= 1
         if region.parts:
             return
-        spare_bytes = 0 if self._spare is None else self._spare.nbytes
-        if spare_bytes < region.nbytes <= self._facts.memory_bytes // _SPARE_SHARE:
-            self._drop_spare()
+        least = self._spare_bytes(MemoryKind.DEVICE)
+        if least < region.nbytes <= self._facts.memory_bytes // _SPARE_SHARE:
+            self.make_room()
             self._spare = region
         else:
             self._give_back(region.address, region.nbytes)
@@ -305,14 +302,14 @@ class CudaMemory:
             with on_gpu(self.peer):
                 return max(0, self._free_now() - RESERVE)
         free = self._free_now()
-        return free - min(RESERVE, free // 4) + self._kept(kind)
+        return free - min(RESERVE, free // 4) + self._spare_bytes(kind)
 
     def free_without_ours(self) -> int:
         allocated = self._allocated.values()
         ours = sum(made.nbytes for made in allocated if made.kind is MemoryKind.DEVICE)
         return self._free_now() + ours
 
-    def _kept(self, kind: MemoryKind) -> int:
+    def _spare_bytes(self, kind: MemoryKind) -> int:
         """Bytes that count as free, and that the spare region holds until they are needed."""
         return self._spare.nbytes if self._spare is not None and kind.on_device else 0
 
