@@ -213,6 +213,7 @@ class DeviceMemory(Protocol):
     def near_host(self) -> AbstractContextManager[int | None]:
         """Run on the CPUs of the device's NUMA node inside the block: memory touched first lies
         there. Yields the node, or None if the block runs anywhere."""
+        return nullcontext()
 
     def allocator(self, name: str) -> Allocator:
         """An allocator by its name in `ALLOCATORS`. Raises `Unsupported` if there is none."""

@@ -68,12 +68,12 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
         self._queue(launch.backing, stream, window, LAUNCH)
 
     def _queue(self, ready: _Ready, stream: Stream, window: WindowSpec | None, cost: float) -> None:
-        ran = ready.ran
+        compute, traffic, ran = ready
         window = self._timeline.window_of_kernel(stream, window)
         if window is not None:
             ran = replace(ran, window=window.words)
-        seconds = partial(self._roofline.kernel, ready.traffic, window)
-        self._timeline.queue(stream, Work(streams.COMPUTE, seconds, ready.compute, ran), cost)
+        seconds = partial(self._roofline.kernel, traffic, window)
+        self._timeline.queue(stream, Work(streams.COMPUTE, seconds, compute, ran), cost)
 
     def _ready(self, launch: Launch) -> _Ready:
         kernel, call, shape = launch.kernel, launch.call, launch.shape
@@ -91,8 +91,8 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             busy = min(shape.blocks, self._roofline.facts.sm_count)
             cycles = kernel.on_chip_cycles(call) / busy
         traffic = self._roofline.traffic(touched, chain, cycles)
-        element = element_type(launch)
-        code = f"{_source(kernel.source or '')} {kernel.entry} {element} {shape.vectors}"
+        source, element = _source(kernel.source or ""), element_type(launch)
+        code = f"{source} {kernel.entry} {element} {shape.vectors}"
         step = replace(_kernel_step(kernel.name, shape, code), arguments=tuple(arguments))
         return _Ready(_computation(launch), traffic, step)
 
@@ -118,12 +118,12 @@ def _computation(launch: Launch) -> Callable[[], None]:
     reference = kernel.reference
     if reference is None:
         raise Unsupported(f"{kernel.name} has no reference to run on the simulated device")
-    arrays = {}
-    shortest = None
+    arrays, partial_sizes = {}, []
     for name, facts in launch.call.arrays.items():
         array = arrays[name] = prefix(launch.arrays[name], facts.dtype, facts.size)
-        if array.size < facts.size and (shortest is None or array.size < shortest):
-            shortest = array.size
+        if array.size < facts.size:
+            partial_sizes.append(array.size)
+    shortest = min(partial_sizes, default=None)
     read, written = [], {}
     for parameter in kernel.parameters:
         if parameter.name not in arrays:

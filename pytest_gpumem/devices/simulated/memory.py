@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -70,7 +69,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return address
 
     def allocate(self, nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
-        self._timeline.forbid_capture("it allocates memory")
         checks.check_size(nbytes)
         if kind.on_peer:
             raise Unsupported(NO_PEER)
@@ -87,10 +85,10 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return self._made(Allocation(kind, nbytes, address, host_address, _backing(nbytes)))
 
     def _made(self, allocation: Allocation) -> Allocation:
+        self._timeline.call(streams.ALLOCATE, "it allocates memory")
         self._live[id(allocation)] = allocation
         if allocation.kind.managed:
             self._roofline.pages[id(allocation)] = Pages(self._roofline.page_log)
-        self._timeline.call(streams.ALLOCATE)
         return allocation
 
     def _check_free(self, nbytes: int, kind: MemoryKind) -> None:
@@ -102,7 +100,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             )
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        self._timeline.forbid_capture("it allocates memory")
         checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
         address = self._address("device", nbytes)
         kind, content = MemoryKind.MANAGED, _backing(nbytes)
@@ -114,7 +111,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return part
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        self._timeline.forbid_capture("it registers host memory")
         kind, address = MemoryKind.PAGEABLE, 0
         if register:
             kind, address = MemoryKind.REGISTERED, self._address("device", array.nbytes)
@@ -125,11 +121,10 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     def free(self, allocation: Allocation) -> None:
         if allocation.freed:
             return
-        self._timeline.forbid_capture("it frees memory")
-        self._timeline.call(streams.ALLOCATE)
+        self._timeline.call(streams.ALLOCATE, "it frees memory")
         allocation.freed = True
         allocation.backing = None
-        self._live.pop(id(allocation), None)
+        del self._live[id(allocation)]
         self._roofline.forget(allocation)
         self._roofline.pages.pop(id(allocation), None)
 
@@ -163,9 +158,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
                     # A driver knows no pools.
                     return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
         return None if is_mapped(address) is False else MemoryKind.PAGEABLE
-
-    def near_host(self) -> AbstractContextManager[int | None]:
-        return nullcontext(0)
 
     def allocator(self, name: str) -> protocol.Allocator:
         checks.check_allocator(name)
