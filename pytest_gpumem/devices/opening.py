@@ -3,8 +3,7 @@ can be opened."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 
 from pytest_gpumem.collector import uncollected
@@ -19,7 +18,7 @@ class NoDevice(DeviceError):
 
 
 @dataclass(frozen=True)
-class DeviceChoice(ABC):
+class DeviceChoice:
     """A device that can be opened. Only `open` creates a context."""
 
     facts: DeviceFacts
@@ -28,79 +27,60 @@ class DeviceChoice(ABC):
     """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer."""
     alike: tuple[str, ...] = ()
     """Those of them with the same key: their rows belong to one baseline."""
+    index: int | None = None  # of a GPU; None is the simulated device
+    sheet: str = DEFAULT_DATASHEET  # of the simulated device
 
-    @abstractmethod
     def open(self) -> Device:
         """Create the context, or the model."""
+        if self.index is None:
+            from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+            from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
-    def has_context(self) -> bool:
-        """True if a context of a GPU is current in this thread."""
-        return False
-
-    def prepare(self) -> None:
-        """Import what `open` needs, before a fork."""
-        return
-
-    def follow(self) -> AbstractContextManager[object]:
-        """Follow the modules that are loaded inside the block, for `Counters.what_ran`."""
-        return nullcontext()
-
-    def footprints(self) -> Footprints | None:
-        """The memory of this process on the device; None where the open device has it."""
-        return None
-
-    def waits(self) -> WaitCounter | None:
-        """What counts the waits of a test; None on the simulated device."""
-        return None
-
-
-@dataclass(frozen=True)
-class _CudaChoice(DeviceChoice):
-    index: int = 0
-
-    def open(self) -> Device:
+            return SimulatedDevice(DATASHEETS[self.sheet])
         with uncollected():
             # imports CuPy, which need not be installed to find no GPU
             from pytest_gpumem.devices.cuda.device import CudaDevice
 
             return CudaDevice(self.index, self.facts)
 
+    def prepare(self) -> None:
+        """Import what `open` needs on a GPU, before a fork."""
+        if self.index is not None:
+            import pytest_gpumem.devices.cuda.device  # noqa: F401
+
     def has_context(self) -> bool:
+        """True if a context of a GPU is current in this thread."""
+        if self.index is None:
+            return False
         from pytest_gpumem.devices.cuda.context import has_context
 
         return has_context()
 
-    def prepare(self) -> None:
-        import pytest_gpumem.devices.cuda.device  # noqa: F401
-
     def follow(self) -> AbstractContextManager[object]:
-        from pytest_gpumem.devices.cuda.modules import MODULES
-
+        """Follow the modules that are loaded inside the block, for `Counters.what_ran`."""
         ends = ExitStack()
-        with suppress(NotCounted), uncollected():  # each row says why
-            ends.enter_context(MODULES.following())
+        if self.index is not None:
+            from pytest_gpumem.devices.cuda.modules import MODULES
+
+            with suppress(NotCounted), uncollected():  # each row says why
+                ends.enter_context(MODULES.following())
         return ends
 
     def footprints(self) -> Footprints | None:
+        """The memory of this process on the device; None where the open device has it."""
+        if self.index is None:
+            return None
         from pytest_gpumem.devices.cuda.footprints import footprints
 
         return footprints(self.index)
 
     def waits(self) -> WaitCounter | None:
+        """What counts the waits of a test; None on the simulated device."""
+        if self.index is None:
+            return None
         from pytest_gpumem.devices.cuda.waits import WAITS
 
         return WAITS
-
-
-@dataclass(frozen=True)
-class _SimulatedChoice(DeviceChoice):
-    sheet: str = DEFAULT_DATASHEET
-
-    def open(self) -> Device:
-        from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-        from pytest_gpumem.devices.simulated.device import SimulatedDevice
-
-        return SimulatedDevice(DATASHEETS[self.sheet])
 
 
 def choose(choice: str) -> DeviceChoice:
@@ -126,7 +106,7 @@ def _cuda(index: int) -> DeviceChoice:
         answer = read_facts(index)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
-    return _CudaChoice(answer.facts, gpus=answer.gpus, alike=answer.alike, index=index)
+    return DeviceChoice(answer.facts, None, answer.gpus, answer.alike, index)
 
 
 def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:
@@ -134,7 +114,7 @@ def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:
 
     if name not in DATASHEETS:
         raise NoDevice(f"no simulated device {name!r}; there are {', '.join(sorted(DATASHEETS))}")
-    return _SimulatedChoice(DATASHEETS[name].facts(), fallback_reason, sheet=name)
+    return DeviceChoice(DATASHEETS[name].facts(), fallback_reason, sheet=name)
 
 
 def look(pci_bus_id: str | None) -> Card:

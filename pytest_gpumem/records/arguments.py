@@ -1,5 +1,5 @@
 """Arguments of kernels as text, so that unchanged code gives equal text: a pointer is named by its
-kind of memory, and words that differ between unchanged launches are left out. Pure.
+kind of memory, and words that differ between unchanged launches are left out.
 
 A text has the argument's words of four bytes, the lowest first: "100000 0" is 1048576 as 64 bits,
 "device -" a pointer, and "?" a word that is left out.
@@ -39,19 +39,15 @@ def text(value: bytes, offset: int, memory: Callable[[int], str | None]) -> str:
     return " ".join(words)
 
 
-def common(first: str, second: str) -> str:
-    """Return the first text without the words that the second has other values of."""
-    words = []
-    for word, other in _pairs(first, second):
-        words.append(word if word == other else _LEFT_OUT)
-    return " ".join(words)
-
-
-def hidden(first: str, second: str) -> str:
-    """Return the first text without the words that the second leaves out."""
-    words = []
-    for word, other in _pairs(first, second):
-        words.append(other if other == _LEFT_OUT else word)
+def hidden(first: str, second: str, *, differing: bool = False) -> str:
+    """Return the first text without the words that the second leaves out or, if `differing`,
+    has other values of. Texts of different sizes stay whole."""
+    words, others = first.split(), second.split()
+    if len(words) != len(others):
+        return first
+    for index, other in enumerate(others):
+        if other == _LEFT_OUT or (differing and words[index] != other):
+            words[index] = _LEFT_OUT
     return " ".join(words)
 
 
@@ -60,12 +56,3 @@ def in_words(words: Sequence[str]) -> str:
     if all(set(word) <= set("0123456789abcdef") for word in words):
         return str(int("".join(word.zfill(2 * WORD) for word in reversed(words)), 16))
     return " ".join(word for word in words if word != "-")
-
-
-def _pairs(first: str, second: str) -> list[tuple[str, str]]:
-    """Return the words of the first text, each with that of the second, or with itself if the sizes
-    of the texts differ."""
-    words, others = first.split(), second.split()
-    if len(words) != len(others):
-        others = words
-    return list(zip(words, others, strict=True))

@@ -4,7 +4,7 @@ records."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -92,12 +92,10 @@ class WhatRan(Record, frozen=True):
 
     @property
     def kernels(self) -> int:
-        """Launched kernels."""
         return self._count(StepKind.KERNEL)
 
     @property
     def copies(self) -> int:
-        """Copies."""
         return self._count(StepKind.COPY)
 
     @property
@@ -127,10 +125,7 @@ def what_ran(
     *,
     not_watched: str | None = None,
 ) -> WhatRan:
-    """Return the record of a launch.
-    `launch`: its steps in order; streams have any numbers that tell them apart.
-    `state`, `not_watched`: as in `WhatRan`.
-    """
+    """Return the record of a launch, of steps whose streams have any numbers."""
     numbers: dict[int, int] = {}
     distinct: dict[Step, int] = {}
     order = []
@@ -153,8 +148,8 @@ def together(records: Sequence[WhatRan]) -> WhatRan | None:
     differ between them; None if they differ otherwise, or if one has no digest."""
     merged = records[0]
     for record in records[1:]:
-        merged = _with_arguments(merged, record, arguments.common)
-    others = [_with_arguments(record, merged, arguments.hidden) for record in records]
+        merged = _with_arguments(merged, record, differing=True)
+    others = [_with_arguments(record, merged) for record in records]
     return merged if ran_the_same(merged, others) else None
 
 
@@ -165,21 +160,23 @@ def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
         return False
     compared = past[0]
     for other in past[1:]:
-        compared = _with_arguments(compared, other, arguments.hidden)
-    masked = [_with_arguments(other, compared, arguments.hidden) for other in (record, *past)]
+        compared = _with_arguments(compared, other)
+    masked = [_with_arguments(other, compared) for other in (record, *past)]
     return all(other.digest == compared.digest for other in masked)
 
 
-def _with_arguments(record: WhatRan, other: WhatRan, change: Callable[[str, str], str]) -> WhatRan:
-    """`record` with each argument changed by the one of `other`, where both have one."""
+def _with_arguments(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:
+    """`record` with each argument as `arguments.hidden` by that of `other`."""
     if record.digest in (None, other.digest) or len(record.order) != len(other.order):
         return record
     launch = []
     for step, partner in zip(record.launch, other.launch, strict=True):
         mine, its = step.arguments or (), partner.arguments or ()
         if len(mine) == len(its) > 0:
-            changed = [change(*pair) for pair in zip(mine, its, strict=True)]
-            launch.append(replace(step, arguments=tuple(changed)))
+            left = []
+            for pair in zip(mine, its, strict=True):
+                left.append(arguments.hidden(*pair, differing=differing))
+            launch.append(replace(step, arguments=tuple(left)))
         else:
             launch.append(step)
     return what_ran(launch, record.state)
