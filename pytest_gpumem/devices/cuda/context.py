@@ -177,26 +177,6 @@ class CudaStream:
         return self.handle in (0, LEGACY_DEFAULT)
 
 
-@dataclass(eq=False)
-class CudaEvent:
-    handle: Any
-
-
-def new_stream(context: Context) -> CudaStream:
-    """A non-blocking stream: it and the legacy default stream do not wait for each other."""
-    handle = check(R.cudaStreamCreateWithFlags(R.cudaStreamNonBlocking), "creating a stream")
-    stream = CudaStream(int(handle))
-    context.frees(stream, R.cudaStreamDestroy, handle)
-    return stream
-
-
-def new_event(context: Context, *, timing: bool = True) -> CudaEvent:
-    flags = R.cudaEventDefault if timing else R.cudaEventDisableTiming
-    event = CudaEvent(check(R.cudaEventCreateWithFlags(flags), "creating an event"))
-    context.frees(event, R.cudaEventDestroy, event.handle)
-    return event
-
-
 def is_captured(stream: int) -> bool | None:
     """True if work on a stream becomes a node of a graph; None if the driver does not tell."""
     status, captured = D.cuStreamIsCapturing(stream)

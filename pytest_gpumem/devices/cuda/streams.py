@@ -29,8 +29,6 @@ from pytest_gpumem.devices.cuda.context import (
     CudaStream,
     check,
     library_errors,
-    new_event,
-    new_stream,
 )
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -166,7 +164,12 @@ def _end_capture(handle: int) -> None:
     R.cudaGetLastError()
 
 
-# Holds
+# Streams
+
+
+@dataclass(eq=False)
+class CudaEvent:
+    handle: Any
 
 
 @dataclass(eq=False)
@@ -203,7 +206,10 @@ class CudaStreams:
         self._holds: list[CudaHold] = []  # that no `synchronize` has waited for
 
     def create(self) -> Stream:
-        stream = new_stream(self._context)
+        # It and the legacy default stream do not wait for each other.
+        handle = check(R.cudaStreamCreateWithFlags(R.cudaStreamNonBlocking), "creating a stream")
+        stream = CudaStream(int(handle))
+        self._context.frees(stream, R.cudaStreamDestroy, handle)
         self._streams.add(stream)
         return stream
 
@@ -221,7 +227,12 @@ class CudaStreams:
         return tuple(streams.values())
 
     def event(self) -> Event:
-        return new_event(self._context)
+        return self._event(R.cudaEventDefault)
+
+    def _event(self, flags: int) -> CudaEvent:
+        event = CudaEvent(check(R.cudaEventCreateWithFlags(flags), "creating an event"))
+        self._context.frees(event, R.cudaEventDestroy, event.handle)
+        return event
 
     def record(self, event: Event, stream: Stream) -> None:
         if self._graphs.capturing is stream:
@@ -274,7 +285,7 @@ class CudaStreams:
 
     def join(self, stream: Stream, other: Stream) -> None:
         doing = "making a stream wait for another"
-        mark = new_event(self._context, timing=False)
+        mark = self._event(R.cudaEventDisableTiming)
         check(R.cudaEventRecord(mark.handle, other.handle), doing)
         # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API,
         # cudaEventDestroy).
