@@ -25,3 +25,12 @@ def git(folder: Path, *arguments: str) -> str:
         text=True,
     )
     return done.stdout.strip()
+
+
+def commit(folder: Path, subject: str = "base") -> str:
+    """Commit everything in a folder, which becomes a repository; gives the id."""
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "--allow-empty", "-m", subject)
+    return git(folder, "rev-parse", "HEAD")

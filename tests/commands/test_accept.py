@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from committing import git
+from committing import commit, git
 from flagged_rows import row
 from known_devices import H100
 from measurements import measurement
@@ -154,18 +154,13 @@ def test_changes_that_are_given_need_no_results(accept: Accept, tmp_path: Path) 
 def test_a_later_file_replaces_the_earlier_ones_which_stay(
     accept: Accept, results: Write, tmp_path: Path
 ) -> None:
-    def commit(name: str) -> None:
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "-qm", name)
-
-    git(tmp_path, "init", "-q", "-b", "main")
     (tmp_path / ".gitignore").write_text("gpumem-results\n")
     assert accept(TRIAD, "--change", "time=5%", "--reason", "merged").exit_code == 0
-    commit("base")
+    commit(tmp_path)
     git(tmp_path, "checkout", "-qb", "change")
     results(slower())
     accept(TRIAD, "--change", "time=6%", "--reason", "first")
-    commit("change")
+    commit(tmp_path, "change")
     result = accept(TRIAD, "--reason", "second")
     assert result.exit_code == 0, result.output
     assert {made.reason for made in written(tmp_path)} == {"merged", "first", "second"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import ncu_csv
 import pytest
 from click.testing import CliRunner, Result
+from committing import commit
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import explain
@@ -61,12 +61,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     test = folder / "test_a.py"
     test.write_text(SUITE.format(size=1))
-    for words in (
-        ["init", "-q"],
-        ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "base"],
-    ):
-        subprocess.run(["git", *words], check=True)
+    commit(folder)
     test.write_text(SUITE.format(size=2))
     return folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from committing import git
+from committing import commit
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands import gate
@@ -17,8 +17,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A commit without files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
-    git(tmp_path, "init", "-q", "-b", "main")
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    commit(tmp_path)
     return tmp_path
 
 

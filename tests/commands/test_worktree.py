@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from committing import git
+from committing import commit, git
 
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.worktree import (
@@ -45,13 +45,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", None)
     folder = tmp_path / "repository"
     (folder / "sub").mkdir(parents=True)
-    git(folder, "init", "-q", "-b", "main")
     (folder / "sub" / "keep").write_text("")
     (folder / ".gitignore").write_text("ignored.py\n__pycache__\n")
     for value in (1, 2):
         (folder / "mine.py").write_text(f"VALUE = {value}\n")
-        git(folder, "add", ".")
-        git(folder, "commit", "-qm", str(value))
+        commit(folder, str(value))
     return folder
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from committing import commit
 
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
 
@@ -41,12 +42,7 @@ def gpumem(tmp_path: Path) -> Run:
     """Runs a command of `gpumem` in a repository, whose test the working tree changes; returns its lines with single spaces."""
     test = tmp_path / "test_a.py"
     test.write_text(SUITE.replace("STRIDE", "1"))
-    for words in (
-        ["init", "-q"],
-        ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "base"],
-    ):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    commit(tmp_path)
     test.write_text(SUITE.replace("STRIDE", "8"))
 
     def run(*arguments: str) -> str:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from committing import git
+from committing import commit, git
 
 from pytest_gpumem.baselines.saved import digest
 
@@ -41,7 +41,6 @@ class Project:
         self.folder = folder / "clone"
         upstream = folder / "upstream"
         upstream.mkdir()
-        git(upstream, "init", "-q", "-b", BRANCH)
         # In place of the step that makes a virtual environment: what is there.
         (folder / "bin").mkdir()
         (upstream / ".venv" / "bin").mkdir(parents=True)
@@ -52,8 +51,7 @@ class Project:
         (upstream / "pytest.ini").write_text(IN_ONE_PROCESS)
         (upstream / "test_it.py").write_text(TESTS)
         (upstream / "kern.py").write_text("NBYTES = 64 << 20\n")
-        git(upstream, "add", ".")
-        git(upstream, "commit", "-qm", "base")
+        commit(upstream)
         git(folder, "clone", "-q", str(upstream), str(self.folder))
 
     def git(self, *arguments: str) -> None:
@@ -101,8 +99,7 @@ def saved_project(folder: Path, programs: Path, files: Mapping[str, str] | None 
     for name, text in (files or {}).items():
         (upstream / name).parent.mkdir(parents=True, exist_ok=True)
         (upstream / name).write_text(text)
-    git(upstream, "add", ".")
-    git(upstream, "commit", "-q", "--allow-empty", "-m", "tests")
+    commit(upstream, "tests")
     project.git("pull", "-q")
     done = project.run(
         ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save --gpumem-processes 1",

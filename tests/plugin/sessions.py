@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from committing import git
+from committing import commit, git
 from forked import COMMAND
 
 from pytest_gpumem.cli import main
@@ -101,7 +101,6 @@ class Repository:
         self.folder.mkdir()
         self.temporary.mkdir()
         self.environment = {**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "160"}
-        self.git("init", "-q", "-b", "main")
         self.write("pytest.ini", "[pytest]\n")
 
     def git(self, *arguments: str) -> str:
@@ -112,9 +111,7 @@ class Repository:
 
     def commit(self, subject: str = "next") -> str:
         """Everything; its id."""
-        self.git("add", ".")
-        self.git("commit", "-qm", subject)
-        return self.git("rev-parse", "HEAD")
+        return commit(self.folder, subject)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`gpumem` inside this process, with a folder for temporary files; the processes of pytest that it starts are real."""

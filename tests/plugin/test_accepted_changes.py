@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ci_project import make_three
 from click.testing import CliRunner
-from committing import git
+from committing import commit, git
 from sessions import Run, row_in, slower, stored_in
 
 from pytest_gpumem.baselines.acceptances import FOLDER, Acceptance, AcceptedChange, Figure, write
@@ -36,9 +36,7 @@ def measure(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPa
     pytester.makepyfile(test_it=COPY)
     pytester.makeconftest(slower('float(os.environ.get("FACTOR", 1))'))
     (pytester.path / ".gitignore").write_text(".benchmarks\nout.json\n__pycache__\n")
-    git(pytester.path, "init", "-q", "-b", "main")
-    git(pytester.path, "add", ".")
-    git(pytester.path, "commit", "-qm", "base")
+    commit(pytester.path)
     assert gpumem("--gpumem-save").ret == 0
     make_three(stored_in(pytester.path)[0])
     monkeypatch.chdir(pytester.path)

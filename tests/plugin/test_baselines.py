@@ -8,7 +8,7 @@ import shlex
 import pytest
 from ci_project import make_three
 from click.testing import CliRunner
-from committing import git
+from committing import commit, git
 from sessions import Run, row_in, slower, stored_in
 
 from pytest_gpumem.baselines.saved import digest
@@ -174,10 +174,8 @@ def test_a_shallow_clone_is_said(pytester: pytest.Pytester, gpumem: Run) -> None
     origin = pytester.path / "origin"
     origin.mkdir()
     (origin / "test_it.py").write_text(COPY)
-    git(origin, "init", "-q", "-b", "main")
-    git(origin, "add", ".")
     for name in ("first", "second"):
-        git(origin, "commit", "-q", "--allow-empty", "-m", name)
+        commit(origin, name)
     git(pytester.path, "clone", "-q", "--depth", "1", origin.as_uri(), "clone")
     result = gpumem("--gpumem-save", f"--rootdir={pytester.path / 'clone'}", "clone")
     result.stdout.fnmatch_lines(["warning: this clone is shallow: *; git fetch --unshallow, *"])
@@ -191,9 +189,7 @@ def repository(pytester: pytest.Pytester) -> pytest.Pytester:
     """A repository with the test on `main`, and `feature` checked out."""
     pytester.makepyfile(COPY)
     (pytester.path / ".gitignore").write_text("__pycache__\n.benchmarks\nout.json\n")
-    git(pytester.path, "init", "-q", "-b", "main")
-    git(pytester.path, "add", ".")
-    git(pytester.path, "commit", "-q", "-m", "first")
+    commit(pytester.path)
     git(pytester.path, "checkout", "-q", "-b", "feature")
     return pytester
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ci_project import SIMULATED, Project, saved_project
 from click.testing import CliRunner, Result
+from committing import commit
 from sessions import gate_result, slower
 
 from pytest_gpumem.baselines.acceptances import acceptances
@@ -74,8 +75,7 @@ class Gates:
 
     def merge(self) -> None:
         """The change becomes main. Nothing is saved."""
-        self.project.git("add", ".")
-        self.project.git("commit", "-qm", "merged")
+        commit(self.project.folder, "merged")
         self.project.git("push", "-q", "--force", "origin", "HEAD:main")
         self.project.git("fetch", "-q")
 
@@ -118,8 +118,7 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
 def test_the_workflow_says_whether_a_gate_counts_what_is_committed(gates: Gates) -> None:
     gates.change(SLOWER)
     gates.accept("test_it.py::test_copy", "--change", "time=30%")
-    gates.project.git("add", ".")
-    gates.project.git("commit", "-qm", "accept")
+    commit(gates.project.folder, "accept")
     assert gates.gate()[0] == 0
     code, _, text = gates.gate(options=[])
     assert code == 1, text

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from committing import AUTHOR, SETTINGS, git
+from committing import AUTHOR, SETTINGS, commit, git
 from document_blocks import blocks
 from sessions import PROCESSES
 
@@ -25,7 +25,6 @@ def project(tmp_path: Path) -> Path:
     """A repository whose test copies 16 MiB, is missing once, and in the end copies 48 MiB."""
     folder = tmp_path / "project"
     folder.joinpath("tests").mkdir(parents=True)
-    git(folder, "init", "-q", "-b", "main")
     folder.joinpath("pytest.ini").write_text("[pytest]\npythonpath = .\n")
     for subject, mib, test in (
         ("good", 16, TEST),
@@ -37,8 +36,7 @@ def project(tmp_path: Path) -> Path:
     ):
         folder.joinpath("kern.py").write_text(f"NBYTES = {mib} << 20  # {subject}\n")
         folder.joinpath("tests", "test_copy.py").write_text(test)
-        git(folder, "add", ".")
-        git(folder, "commit", "-q", "-m", subject)
+        commit(folder, subject)
         if subject == "good":
             git(folder, "tag", "v1.4")
     return folder

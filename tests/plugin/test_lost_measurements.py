@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from committing import git
+from committing import commit
 from sessions import Run, gate_result
 
 from pytest_gpumem.cli import main
@@ -183,8 +183,7 @@ def test_a_gate_is_red_by_it(
     pytester.makepyfile(test_a=TESTS)
     pytester.makefile(".ini", pytest="[pytest]")
     pytester.makefile(".gitignore", **{"": ".benchmarks\ngpumem-results\n__pycache__"})
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
-        git(pytester.path, *command)
+    commit(pytester.path)
     assert gpumem("--gpumem-save").ret == 0
 
     def gate(words: tuple[str, ...] = ()) -> Result:

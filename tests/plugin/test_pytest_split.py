@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ci_project import BRANCH, SIMULATED, Done, Project, make_three
+from committing import commit
 
 pytest.importorskip("pytest_split", reason="pytest-split is of the extra test")
 
@@ -41,8 +42,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     made.git("rm", "-q", "test_it.py")
     for name in NAMES:
         made.write(f"test_{name}.py", TESTS.format(name=name))
-    made.git("add", ".")
-    made.git("commit", "-qm", "tests")
+    commit(made.folder, "tests")
     made.git("push", "-q", "--force", "origin", f"HEAD:refs/heads/{BRANCH}-tests")
     made.git("update-ref", f"refs/remotes/origin/{BRANCH}", "HEAD")
     for group in PARTS:

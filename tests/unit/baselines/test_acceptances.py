@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cases import naming
-from committing import git
+from committing import commit
 from hypothesis import given
 from hypothesis import strategies as st
 from known_devices import H100
@@ -124,10 +124,8 @@ def test_what_is_refused_names_file_and_field(tmp_path_factory: pytest.TempPathF
 
 
 def test_those_that_a_change_adds(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q", "-b", "main")
     old = write(tmp_path, acceptance())
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "base")
+    commit(tmp_path)
     new = write(tmp_path, acceptance(change("time", "9%")))
     every = acceptances(tmp_path)
     assert set(every.files) == {old.name, new.name}
