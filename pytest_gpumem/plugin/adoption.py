@@ -25,13 +25,14 @@ from pytest_gpumem.devices.protocol import OWN_CONTEXT, NotCounted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses, uses_benchmark
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, keywords_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.plugin.workers import Workers, benchmarks_are_off
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.settings import Settings, marker_keywords, of_marker, of_test
+from pytest_gpumem.reporting.row import HOST
+from pytest_gpumem.settings import Settings, of_marker, of_test
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # benchmarks that a line names
 BUDGET = 0.3  # seconds for a call, where nobody sets a budget
-HOST = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's clock
 LOOKS = 6  # calls until two in a row run the same work
 EMPTY_LOOKS = 3  # calls without work after which there is none: CUPTI may lose the first records
 
@@ -52,7 +52,7 @@ def adopts(item: pytest.Item, settings: Settings) -> bool:
     """True if the GPU is measured where the test calls `benchmark`. Raises `SettingsError`."""
     if not uses_benchmark(item) or uses(item, BENCHMARK_FIXTURE):
         return False
-    return of_test(settings, marker_keywords(marks_of(item))).adopt
+    return of_test(settings, keywords_of(item)).adopt
 
 
 def rows_of_table(session: GpuSession) -> list[Row]:
@@ -245,7 +245,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
 
     if benchmarks_are_off(item.config):
         raise CannotAdopt("pytest-benchmark is off (--benchmark-disable)")
-    if call.runs_once and not of_marker(marker_keywords(marks_of(item)), "adopt"):
+    if call.runs_once and not of_marker(keywords_of(item), "adopt"):
         raise CannotAdopt("pedantic(rounds=1) runs it once; adopt=True of the marker repeats it")
     if session.lost_in is not None:
         raise CannotAdopt(session.why_unrun)
@@ -328,7 +328,7 @@ def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: boo
     if call.restores:
         declared["restore"] = call.prepare
     target = target_of(*function, arena=test.arena, on_simulated=True, **declared)
-    mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
+    mode = keywords_of(test.item).get("mode") or "hot"
     benchmark._measure(target, label, benchmark._limits({}), mode, None)
 
 

@@ -18,12 +18,18 @@ from msgspec.structs import replace
 from platformdirs import user_runtime_path
 
 from pytest_gpumem.devices.protocol import PLENTY, DeviceError, Unsupported
-from pytest_gpumem.plugin.marks import KERNELS_FIXTURE, PEER_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.marks import (
+    KERNELS_FIXTURE,
+    PEER_FIXTURE,
+    TEST_FIXTURE,
+    keywords_of,
+    uses,
+)
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import marker_keywords, of_marker
+from pytest_gpumem.settings import of_marker
 
 PATIENCE = 15.0  # seconds before a message: workers of a run wait all the time
 REPEAT = 60.0  # seconds between messages
@@ -72,7 +78,7 @@ class ExclusiveFeature(Feature):
         gpus, facts = session.chosen.gpus, session.facts
         if not gpus and facts.uuid is not None:
             gpus = (facts.uuid,)
-        count = of_marker(marker_keywords(marks_of(item)), "gpus")
+        count = of_marker(keywords_of(item), "gpus")
         there = max(1, len(gpus))
         if count is not None and count > there:
             raise Unsupported(

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
     TEST_FIXTURE,
-    marks_of,
+    keywords_of,
     uses,
 )
-from pytest_gpumem.plugin.running import NOTHING, Feature
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.records.measurement import Limits
@@ -45,7 +45,6 @@ from pytest_gpumem.settings import (
     Settings,
     SettingsError,
     by_marker,
-    marker_keywords,
     marker_limits,
     merge_limits,
 )
@@ -81,7 +80,6 @@ class ExpectationFeature(Feature):
         # The file for what is selected; not of a session that a test starts.
         self._writes = os.environ.pop(SELECTION, None)
         self._failures: dict[str, str] = {}  # as `Selection.failures`
-        self._places: dict[str, tuple[str, int]] = {}  # as `Selection.places`
         workers.carry("collected", self._seen, self._take)
 
     @contextmanager
@@ -139,25 +137,20 @@ class ExpectationFeature(Feature):
 
     # What became of it
 
-    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
-        """Remember for a gate where a test is defined, and why it fails."""
-        if self._writes is not None:
-            from pytest_gpumem.reporting.github import place_of
-
-            file, line, _ = report.location
-            place = place_of(self._session.config.rootpath, file, (line or 0) + 1)
-            self._places[report.nodeid] = place.file, place.line
-            if report.failed:
-                crash = getattr(report.longrepr, "reprcrash", None)
-                text = str(report.longrepr) if crash is None else crash.message
-                first_line = text.strip().partition("\n")[0].removeprefix("Failed: ")
-                self._failures.setdefault(report.nodeid, first_line or "failed")
-        return NOTHING
+    def logged(self, report: pytest.TestReport) -> None:
+        """Remember for a gate why a test fails."""
+        if self._writes is not None and report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = str(report.longrepr) if crash is None else crash.message
+            first_line = text.strip().partition("\n")[0].removeprefix("Failed: ")
+            self._failures.setdefault(report.nodeid, first_line or "failed")
 
     def write_selection(self) -> None:
         """Write what this session selects, also for other runners, if a gate wants it."""
         if self._writes is None:
             return
+        from pytest_gpumem.reporting.github import place_of
+
         tests, others, plugins = {}, [], set()
         for nodeid, test in self._tests.items():
             kind, name = self._left_out.get(nodeid, ("", ""))
@@ -172,6 +165,10 @@ class ExpectationFeature(Feature):
             else:
                 tests[nodeid] = test
         left_out = sorted({*self._no_verdict, *self._modules})
+        places = {}
+        for nodeid, (file, line) in self._session.rows.places.items():
+            place = place_of(self._session.config.rootpath, file, line)
+            places[nodeid] = place.file, place.line
         selection = Selection(
             tests,
             tuple(others),
@@ -179,7 +176,7 @@ class ExpectationFeature(Feature):
             tuple(sorted(plugins)),
             self._files,
             self._failures,
-            self._places,
+            places,
         )
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))
 
@@ -257,7 +254,7 @@ class ExpectationFeature(Feature):
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
     """The limits that are about a test. None for a test without limits that does not measure."""
     try:
-        marker = marker_limits(marker_keywords(marks_of(item)))
+        marker = marker_limits(keywords_of(item))
         adopted = adopts(item, settings)
     except SettingsError:  # reported where the marker is read
         return None

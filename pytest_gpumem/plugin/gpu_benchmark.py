@@ -29,13 +29,12 @@ from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.window_request import window_request
 from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.gpu_memory import check_label
-from pytest_gpumem.plugin.marks import marks_of
+from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.settings import (
-    marker_keywords,
     marker_limits,
     merge_limits,
     of_marker,
@@ -60,7 +59,7 @@ class GpuTest:
     def __init__(self, item: pytest.Item, session: GpuSession) -> None:
         """Raises what opening the device raises."""
         self.item, self.session = item, session
-        keywords = marker_keywords(marks_of(item))
+        keywords = keywords_of(item)
         self.limits = session.limits(item)
         self.settings = of_test(session.settings, keywords)
         self.range_name = session.names.unique(item.nodeid)

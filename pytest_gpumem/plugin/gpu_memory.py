@@ -18,7 +18,7 @@ from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
+from pytest_gpumem.plugin.marks import TEST_FIXTURE, keywords_of, uses, uses_benchmark
 from pytest_gpumem.plugin.session import FORKED, SESSION, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
@@ -26,7 +26,6 @@ from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.settings import (
     SettingsError,
     both_limits,
-    marker_keywords,
     marker_limits,
     of_marker,
     of_test,
@@ -55,7 +54,7 @@ class WatchedTest:
         """
         self.item, self.session, self.limits = item, session, limits
         self.shown, self.limited = shown, limited
-        self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
+        self.settings = of_test(session.settings, keywords_of(item))
         self._forks = session.forks
         self._watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None
@@ -143,7 +142,7 @@ class WatchedTest:
         Raises `SettingsError`: it cannot be called again.
         """
         item = self.item
-        times = of_marker(marker_keywords(marks_of(item)), "warmups")
+        times = of_marker(keywords_of(item), "warmups")
         if times is None or self._watch is None:
             yield
             return

@@ -20,7 +20,7 @@ from pytest_gpumem.plugin.marks import (
     NEEDS_GPUMEM,
     SESSION_PLUGIN,
     TEST_FIXTURE,
-    marks_of,
+    keywords_of,
     measures,
     uses,
 )
@@ -28,7 +28,6 @@ from pytest_gpumem.settings import (
     BASE_SELECTION,
     Settings,
     SettingsError,
-    marker_keywords,
     marker_limits,
     of_test,
     resolve,
@@ -210,7 +209,7 @@ def _mistake(item: pytest.Item) -> str | None:
     if item.get_closest_marker(MARKER) is None:
         return None
     try:
-        keywords = marker_keywords(marks_of(item))
+        keywords = keywords_of(item)
         limits = marker_limits(keywords)
         of_test(Settings(), keywords)
     except SettingsError as error:

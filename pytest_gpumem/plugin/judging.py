@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import pytest
@@ -31,7 +30,6 @@ from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.terminal import columns
-from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
 def judge(item: pytest.Item, session: GpuSession, error: BaseException | None) -> None:
@@ -173,7 +171,7 @@ def undecided_fails(session: GpuSession) -> bool:
     for row in session.rows:
         if row.key in waiting and row.verdict.outcome is Outcome.UNDECIDED:
             undecided += 1
-    if not undecided or not strict or ANNOUNCE in switched_off(os.environ):
+    if not undecided or not strict or not session.announces:
         return False
     session.remark(f"--gpumem-strict: {counted(undecided, 'row')} undecided: this fails")
     return True
@@ -207,9 +205,8 @@ def _explained(row: Row, session: GpuSession) -> Row:
 def text_of(rows: Sequence[Row], session: GpuSession) -> str:
     """The text of a failure by the verdicts of these rows, as wide as the terminal."""
     width, texts = columns(), []
-    final = ANNOUNCE not in switched_off(os.environ)  # in a gate's screen its duet is to decide
     for row in rows:
-        if final:
+        if session.announces:
             texts.append(failure_text(row, session.facts, width))
         else:
             verdict = printable(f"{row.verdict.reason} ({row.key})")

@@ -6,7 +6,11 @@ Read in every session, also with the plugin off: nothing heavy is imported. PYTE
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
+from pytest_gpumem.settings import marker_keywords
 
 SESSION_PLUGIN = "gpumem-session"  # name of a plugin that is registered only with `--gpumem`
 
@@ -68,13 +72,14 @@ def may_measure(item: pytest.Item) -> bool:
     return uses(item, BENCHMARK_FIXTURE) or uses(item, "request")
 
 
-def marks_of(item: pytest.Item) -> list[pytest.Mark]:
-    """The marks of a test, the closest first. pytest gives the function's before those of
-    `pytest.param(..., marks=...)`, which are meant to differ from them.
+def keywords_of(item: pytest.Item) -> dict[str, Any]:
+    """The keywords of a test's markers, of which the closest wins. pytest gives those of a function
+    before those of `pytest.param(..., marks=...)`, which are meant to differ from them.
+    Raises `SettingsError`: a marker with positional arguments.
     """
     callspec = getattr(item, "callspec", None)
     marks = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
     for mark in item.iter_markers(MARKER):
         if not any(mark is closer for closer in marks):
             marks.append(mark)
-    return marks
+    return marker_keywords(marks)

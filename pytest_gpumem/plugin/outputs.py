@@ -82,11 +82,6 @@ class OutputFeature(Feature):
     def _range(self, item: pytest.Item, name: str) -> AbstractContextManager[None]:
         return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), name))
 
-    def logged(self, report: pytest.TestReport) -> None:
-        if self._results is not None:
-            file, line, _ = report.location
-            self._results.locations[report.nodeid] = file, (line or 0) + 1
-
     def selected(self, session: pytest.Session) -> None:
         key = self._session.facts.key
         for item in session.items if self._other_gpu else ():

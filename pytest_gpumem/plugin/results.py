@@ -33,7 +33,6 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.terminal import columns, header, missing_lines
-from pytest_gpumem.settings import ANNOUNCE, switched_off
 from pytest_gpumem.units import format_time
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # as `reporting.github.VARIABLE`
@@ -44,8 +43,6 @@ class Results:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self.locations: dict[str, tuple[str, int]] = {}
-        """By node id of each reported test: its file, relative to the root folder, and line."""
         self._report: Path | None = None
         if session.settings.report is not None:
             report = Path(session.settings.report).expanduser()
@@ -147,14 +144,14 @@ class Results:
         except OSError as error:
             gpu.remark(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
             return False
-        if ANNOUNCE not in switched_off(os.environ):  # a gate names its files
+        if gpu.announces:  # a gate names its files
             gpu.remark(f"--gpumem-report: wrote {path}")
         return True
 
     @property
     def _announces(self) -> bool:
         """True if verdicts are shown elsewhere: not under a profiler, nor in a gate's screen."""
-        return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
+        return self._session.announces and not self._session.ranges.tool_attached()
 
     def _run(self) -> Run:
         gpu = self._session
@@ -202,7 +199,7 @@ class Results:
             from pytest_gpumem.reporting import github
 
             places = {}
-            for nodeid, (file, number) in self.locations.items():
+            for nodeid, (file, number) in session.rows.places.items():
                 places[nodeid] = github.place_of(session.config.rootpath, file, number)
             writer.ensure_newline()
             for line in github.workflow_commands(session.rows, places):

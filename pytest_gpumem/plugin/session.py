@@ -29,7 +29,7 @@ from pytest_gpumem.judging.expectations import Selection, stricter_limits
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.plugin.marks import marks_of
+from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.workers import is_part, plain_base
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
@@ -38,11 +38,11 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import DID_NOT_RUN, LimitResult, Omission, Row, key_of
 from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.settings import (
+    ANNOUNCE,
     EVIDENCE,
     EXPERIMENT,
     FURTHER_PROCESS,
     Settings,
-    marker_keywords,
     marker_limits,
     merge_limits,
     switched_off,
@@ -129,6 +129,11 @@ class GpuSession:
         """True if each row of foreign code is watched for work on streams of its own."""
         return not self.ranges.tool_attached()
 
+    @property
+    def announces(self) -> bool:
+        """False where verdicts are not final: in a gate's screen, before its duet."""
+        return ANNOUNCE not in switched_off(os.environ)
+
     # Limits
 
     @property
@@ -148,7 +153,7 @@ class GpuSession:
 
     def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
         """The limits of a test, or in a gate those of BASE where they demand more."""
-        marker = marker_limits(marker_keywords(marks_of(item)))
+        marker = marker_limits(keywords_of(item))
         limits = merge_limits(None, marker, self.settings, names)
         return self.binding_limits(item.nodeid, limits, names)
 
@@ -293,6 +298,8 @@ class Rows:
         self._ends: dict[str, str] = {}  # as `judging.expectations.How`
         self._skips: dict[str, str] = {}  # reasons
         self._errors: set[str] = set()
+        self.places: dict[str, tuple[str, int]] = {}
+        """By node id of each reported test: its file, relative to the root folder, and line."""
 
     def add(self, nodeid: str, rows: Iterable[Row]) -> None:
         self._rows.pop(nodeid, None)
@@ -324,6 +331,8 @@ class Rows:
     def report(self, report: pytest.TestReport) -> None:
         """Take a report of a test: of a phase, a subtest, or a worker's crash."""
         test, expected_to_fail = report.nodeid, hasattr(report, "wasxfail")
+        file, line, _ = report.location
+        self.places[test] = file, (line or 0) + 1
         if report.when == "setup":
             # The first report of a run of the test, which may be a rerun.
             self._ends.pop(test, None)

@@ -27,7 +27,7 @@ import pytest_gpumem.baselines.verdicts
 def crash(*arguments, **keywords):
     raise RuntimeError("no verdict")
 
-pytest_gpumem.baselines.verdicts.judge = crash
+pytest_gpumem.baselines.verdicts.judged = crash
 """
 
 
