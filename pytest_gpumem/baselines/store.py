@@ -28,12 +28,10 @@ from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.result_files import FileError
-from pytest_gpumem.result_files import content as bytes_of
+from pytest_gpumem.result_files import FileError, content
 from pytest_gpumem.revisions import Ancestry
 
-SUBFOLDER = "gpumem"
-"""Folder of the runs below the device's key, beside the files of pytest-benchmark."""
+SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-benchmark
 
 
 class BaselineError(UserError):
@@ -132,7 +130,7 @@ class Store:
             try:
                 if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait
                     raise FileError("not a file")
-                run = read(bytes_of(path))
+                run = read(content(path))
                 if run.device.key != self._facts.key:
                     raise FileError(f"of {run.device.key}, this device is {self._facts.key}")
                 first = names.setdefault(run.id, path.name)

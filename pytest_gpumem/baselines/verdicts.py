@@ -38,7 +38,7 @@ def judged(
     """
     findings, comparison = list[LimitResult](), None
     if row.measurement is not None:
-        findings, comparison = _of_measurement(row, row.measurement, baseline, facts, siblings)
+        findings, comparison = _of_measurement(row, baseline, facts, siblings)
     if row.footprint is not None:
         past = memory_of(baseline.reference_runs(row, "memory"))
         why = None if past else baseline.why_new(row, "memory")
@@ -53,17 +53,14 @@ def judged(
 
 
 def _of_measurement(
-    row: Row,
-    measurement: Measurement,
-    baseline: Baseline,
-    facts: DeviceFacts,
-    siblings: Mapping[str, Measurement],
+    row: Row, baseline: Baseline, facts: DeviceFacts, siblings: Mapping[str, Measurement]
 ) -> tuple[list[LimitResult], Comparison | None]:
     """Return a finding for each limit and each doubt about the whole measurement, and the change.
 
     `max_regression` fails grossly, has nothing to compare with, or waits.
     """
-    limits = row.limits
+    measurement, limits = row.measurement, row.limits
+    assert measurement is not None
     runs = times_of(baseline.reference_runs(row))
     past = [run for _, run in runs]
     machine, timing = ", ".join(conditions(measurement)), ", ".join(doubts(measurement))
