@@ -11,7 +11,8 @@ from pytest_gpumem.baselines.history import assemble
 from pytest_gpumem.baselines.saved import SavedRow, SavedRun
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.regression import Runs
-from pytest_gpumem.judging.verdict import OPEN
+from pytest_gpumem.judging.verdict import unjudged
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Comparison, Row, Verdict
@@ -54,9 +55,9 @@ def judge(
         utc = day_of(index, len(history), days)
         runs.append(SavedRun(id=str(index), utc=utc, device=facts, rows=(saved,)))
     baseline = assemble(runs, facts, Acceptances())
-    row = Row("test_a", limits, OPEN, measurement, measurement.label)
+    row = Row("test_a", limits, unjudged(simulated=facts.simulated), measurement, measurement.label)
     rows = [judged(row, baseline, facts, siblings=siblings or {}, strict=strict)]
     for other in others:
-        verdict = Verdict(OPEN.outcome, "", Comparison(math.expm1(other)))
+        verdict = Verdict(Outcome.UNDECIDED, "", Comparison(math.expm1(other)))
         rows.append(Row(f"test_{len(rows)}", Limits(), verdict))
     return screened(rows, baseline, strict=strict)[0].verdict

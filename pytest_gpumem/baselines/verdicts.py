@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import memory_of, times_of
 from pytest_gpumem.judging import regression
@@ -47,9 +49,8 @@ def judged(
         findings += judge_footprint(
             row.footprint, row.limits, past, names, why, fixtures_alone=alone
         )
-    return with_verdict(
-        row, findings, comparison=comparison, simulated=facts.simulated, strict=strict
-    )
+    row = replace(row, verdict=replace(row.verdict, comparison=comparison))
+    return with_verdict(row, findings, strict=strict)
 
 
 def _of_measurement(

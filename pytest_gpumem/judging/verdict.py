@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.regression import against
@@ -13,29 +12,21 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 
-OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
-UNLIMITED = Verdict(Outcome.MEASURED, "no limit set")
-"""Of a row without limits."""
+
+def unjudged(*, simulated: bool) -> Verdict:
+    """Return the verdict of a row before any finding, which stays that of a row without limits."""
+    return Verdict(Outcome.MEASURED, "no limit set", simulated=simulated)
 
 
-def with_verdict(
-    row: Row,
-    findings: Iterable[LimitResult],
-    *,
-    comparison: Comparison | UnsetType | None = UNSET,
-    simulated: bool | None = None,
-    strict: bool = False,
-) -> Row:
+def with_verdict(row: Row, findings: Iterable[LimitResult], *, strict: bool = False) -> Row:
     """Return the row with the verdict that follows from all findings about it.
 
     Its code is that of the worst finding; its reason has the sentences of all that are not PASS,
     the worst first.
     `findings`: of a row that has a verdict, `known(row)` are those that it rests on.
-    `comparison`, `simulated`: as `Verdict` has them. Default: as the row's verdict has.
     `strict`: the reason of a doubt says that it fails.
     """
-    if comparison is UNSET:
-        comparison = row.verdict.comparison
+    comparison = row.verdict.comparison
     by_outcome: dict[Outcome, list[LimitResult]] = {outcome: [] for outcome in Outcome}
     for result in findings:
         by_outcome[result.outcome].append(result)
@@ -54,7 +45,7 @@ def with_verdict(
         outcome,
         reason,
         comparison,
-        row.verdict.simulated if simulated is None else simulated,
+        row.verdict.simulated,
         code,
         tuple(doubts),
         tuple(dict.fromkeys(result.limit for result in accepted)),

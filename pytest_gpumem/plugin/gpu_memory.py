@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
-from pytest_gpumem.judging.verdict import UNLIMITED
+from pytest_gpumem.judging.verdict import unjudged
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, keywords_of, uses, uses_benchmark
@@ -224,7 +224,7 @@ def attached(
             continue  # nothing was read, and nothing is judged by it
         row = by_label.get(label)
         if row is None:
-            verdict = replace(UNLIMITED, simulated=session.facts.simulated)
+            verdict = unjudged(simulated=session.facts.simulated)
             row = Row(nodeid, limits, verdict, label=label, range_name=range_name)
         else:
             row = replace(row, limits=both_limits(row.limits, limits))

@@ -15,7 +15,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.limits import relative
-from pytest_gpumem.judging.verdict import OPEN, with_verdict
+from pytest_gpumem.judging.verdict import unjudged, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_benchmark import GpuTest
@@ -109,12 +109,15 @@ def _rows(
         if further:
             measurement = merged(measured, key_of(item.nodeid, label), further)
         extra = dict(test.extra.get(label, {})) if test is not None else {}
-        row = Row(item.nodeid, limits, OPEN, measurement, label, range_name=range_name, extra=extra)
+        verdict = unjudged(simulated=session.facts.simulated)
+        row = Row(
+            item.nodeid, limits, verdict, measurement, label, range_name=range_name, extra=extra
+        )
         rows.append(row)
     if skip is not None:
         why = f"the test skipped after this measurement: {skip}"
         doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
-        return [with_verdict(row, [doubt], simulated=session.facts.simulated) for row in rows]
+        return [with_verdict(row, [doubt]) for row in rows]
     watched: WatchedTest | None = state_of(item).watched
     if watched is not None:
         if test is None and not watched.limited_in_body:
@@ -151,9 +154,9 @@ def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | No
         cause = ": ".join(parts) or "no message"
     reason = f"failed before anything was measured: {cause}"
     range_name = session.names.unique(item.nodeid)
-    row = Row(item.nodeid, Limits(), OPEN, failed=True, range_name=range_name)
-    failure = LimitResult("", Outcome.FAIL, None, reason)
-    return with_verdict(row, [failure], simulated=session.facts.simulated)
+    verdict = unjudged(simulated=session.facts.simulated)
+    row = Row(item.nodeid, Limits(), verdict, failed=True, range_name=range_name)
+    return with_verdict(row, [LimitResult("", Outcome.FAIL, None, reason)])
 
 
 # The session's end

@@ -27,11 +27,11 @@ from pytest_gpumem.baselines.acceptances import (
     command,
     write,
 )
-from pytest_gpumem.judging.verdict import OPEN, with_verdict
+from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row
+from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 TEST = "tests/test_a.py::test_triad"
@@ -203,11 +203,11 @@ def judged(*results: LimitResult, **limits: Any) -> Row:
     row = Row(
         TEST,
         Limits(**{**given, **limits}),
-        OPEN,
+        Verdict(Outcome.UNDECIDED, "", Comparison(0.12, 0.01)),
         measurement(what_ran=what_ran(copies, {})),
         footprint=Footprint(96),
     )
-    return with_verdict(row, results, comparison=Comparison(0.12, 0.01))
+    return with_verdict(row, results)
 
 
 def test_what_a_row_asks_to_accept() -> None:

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.verdict import OPEN, UNLIMITED, known, with_verdict
+from pytest_gpumem.judging.verdict import known, unjudged, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 
-ROW = Row("t.py::test_a", Limits(), OPEN)
+ROW = Row("t.py::test_a", Limits(), unjudged(simulated=True))
 SLOWER = LimitResult("max_regression", Outcome.FAIL, Code.SLOWER, "slower")
 NOISY = LimitResult("max_regression", Outcome.UNDECIDED, Code.NOISY, "noisy")
 NEW = LimitResult("max_regression", Outcome.NEW, Code.NO_BASELINE, "new")
@@ -30,11 +30,11 @@ EVERY = (
 
 
 def test_no_finding_is_no_limit() -> None:
-    assert with_verdict(ROW, []).verdict == UNLIMITED
+    assert with_verdict(ROW, []).verdict == unjudged(simulated=True)
 
 
 def test_the_worst_finding_decides_and_memory_before_time() -> None:
-    verdict = with_verdict(ROW, [NEW, PASSED, SLOWER, NOISY, PEAK], simulated=True).verdict
+    verdict = with_verdict(ROW, [NEW, PASSED, SLOWER, NOISY, PEAK]).verdict
     assert (verdict.outcome, verdict.code, verdict.simulated) == (
         Outcome.FAIL,
         Code.TOO_MUCH_MEMORY,
