@@ -3,19 +3,17 @@ a set-aside, windows on streams and persisting lines."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 
 from pytest_gpumem.devices.checks import unsupported
-from pytest_gpumem.devices.protocol import Device, DeviceError, WindowSpec
+from pytest_gpumem.devices.protocol import Device, DeviceError, Stream, WindowSpec
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.units import format_bytes
 
-_LIMIT = "set-aside"
-
-_Value = int | WindowSpec | None
-State = dict[int | str, _Value]
-"""The set-aside in bytes, and the window of each visible stream by its handle; None: no window."""
-
+State = dict[str, int | WindowSpec | None]
+"""The set-aside in bytes, and by name the window of each visible stream; None: no window."""
+_LIMIT = "the set-aside"
 _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream")
 
 
@@ -45,7 +43,6 @@ class L2Watch:
             return {}
 
     def _usable(self) -> bool:
-        """True while streams and limits can be read."""
         return self._works and self._device.gone() is None
 
     def begin(self) -> None:
@@ -59,13 +56,10 @@ class L2Watch:
 
     def keep(self, owner: Hashable, before: State) -> None:
         """Assign the changes since `before` to `owner`, which outlives this test."""
+        now = self.look()
         kept = self._kept[owner] = {}
-        for key, value in self.look().items():
-            if value == before.get(key):
-                continue
-            if key != _LIMIT or key in before:
-                kept[key] = before.get(key)
-            self._expected[key] = value
+        for key in _changed(before, now):
+            kept[key], self._expected[key] = before.get(key), now[key]
 
     def ended(self, owner: Hashable) -> None:
         """Note that `owner` has ended: the state before its changes is expected again."""
@@ -84,71 +78,71 @@ class L2Watch:
         try:
             with self._device.current():  # a test may have left another
                 now = self._read()
-                left = self._differences(now)
+                left = _changed(self._expected, now)
                 if not left and not changes:
                     return None
-                for key in left:
-                    self._put_back(key)
+                self._put_back(left)
                 self._device.l2.reset_persisting()
-                remaining = self._differences(self._read())
+                remaining = _changed(self._expected, self._read())
         except DeviceError as error:
             self._works = False
             lost = "a device on which the L2 set-aside can be neither read nor put back"
             return "; ".join([*changes, f"{lost}: {error}"]), False
-        changes += [self._described(key, now[key]) for key in left]
+        for key in left:
+            what = f"an L2 set-aside of {_text(now[key])}"
+            if key != _LIMIT:
+                what = f"{key}: {_text(now[key])}"
+            changes.append(f"{what} (found: {_text(self._expected.get(key))})")
         text = "; ".join(changes) + "; put back as found, and persisting lines reset"
         if remaining:
-            text += f"; except {', '.join(self._name(key) for key in remaining)}"
+            text += f"; except {', '.join(remaining)}"
         return text, not remaining
 
+    def _streams(self) -> dict[str, Stream]:
+        """Return the visible streams but persisting ones, by the name of their window."""
+        streams = self._device.streams
+        ours = {stream.stream.handle for stream in open_streams(self._device)}
+        defaults = [stream.handle for stream in streams.defaults()]
+        visible = {}
+        for stream in streams.visible():
+            name = f"stream 0x{stream.handle:x}"
+            if stream.handle in defaults:
+                name = _DEFAULT_STREAMS[defaults.index(stream.handle)]
+            if stream.handle not in ours:
+                visible[f"the window on {name}"] = stream
+        return visible
+
     def _read(self) -> State:
-        device, ours = self._device, open_streams(self._device)
         state: State = {}
-        if not ours:
-            state[_LIMIT] = device.l2.set_aside()
-        handles = {stream.stream.handle for stream in ours}
-        for stream in device.streams.visible():
-            if stream.handle not in handles:
-                try:
-                    state[stream.handle] = device.l2.window(stream)
-                except DeviceError:  # a stream that is gone, or one that takes no window
-                    continue
+        if not open_streams(self._device):
+            state[_LIMIT] = self._device.l2.set_aside()
+        for name, stream in self._streams().items():
+            with suppress(DeviceError):  # a stream that is gone, or one that takes no window
+                state[name] = self._device.l2.window(stream)
         return state
 
-    def _differences(self, now: State) -> list[int | str]:
-        """Return the keys whose value has changed. A new stream had no window."""
-        keys = []
-        for key, value in now.items():
-            if value != self._expected.get(key) and (key != _LIMIT or key in self._expected):
-                keys.append(key)
-        return keys
-
-    def _put_back(self, key: int | str) -> None:
-        before = self._expected.get(key)
-        if isinstance(before, int):
-            self._device.l2.request_set_aside(before)
-            return
-        for stream in self._device.streams.visible():
-            if stream.handle == key:
-                self._device.l2.set_window(stream, before)
-                return
-
-    def _described(self, key: int | str, value: _Value) -> str:
-        before = self._expected.get(key)
-        if isinstance(value, int) and isinstance(before, int):
-            return f"an L2 set-aside of {format_bytes(value)} (found: {format_bytes(before)})"
-        return f"{self._name(key)}: {_window(value)} (found: {_window(before)})"
-
-    def _name(self, key: int | str) -> str:
-        if key == _LIMIT:
-            return "the set-aside"
-        for stream, name in zip(self._device.streams.defaults(), _DEFAULT_STREAMS, strict=False):
-            if stream.handle == key:
-                return f"the window on {name}"
-        return f"the window on stream 0x{key:x}"
+    def _put_back(self, keys: Sequence[str]) -> None:
+        streams = self._streams()
+        for key in keys:
+            before = self._expected.get(key)
+            if isinstance(before, int):
+                self._device.l2.request_set_aside(before)
+            elif key in streams:
+                self._device.l2.set_window(streams[key], before)
 
 
-def _window(window: _Value) -> str:
-    if not isinstance(window, WindowSpec):
+def _changed(before: State, now: State) -> list[str]:
+    """Return the keys whose value has changed. A new stream had no window."""
+    keys = []
+    for key, value in now.items():
+        if value != before.get(key) and (key != _LIMIT or key in before):
+            keys.append(key)
+    return keys
+
+
+def _text(value: int | WindowSpec | None) -> str:
+    if value is None:
         return "none"
-    return f"{format_bytes(window.nbytes)} at hit ratio {window.hit_ratio:.3g}"
+    if isinstance(value, int):
+        return format_bytes(value)
+    return f"{format_bytes(value.nbytes)} at hit ratio {value.hit_ratio:.3g}"
