@@ -18,8 +18,8 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.window_request import (
     BadWindow,
+    SetAside,
     Where,
-    WindowRequest,
     fit_hit_ratio,
     fit_set_aside,
     window_request,
@@ -43,8 +43,25 @@ class PersistingStream:
     stream: Stream
     device: Device
     buffer: Buffer
-    request: WindowRequest
-    """The arguments that it was opened with."""
+    nbytes: int
+    """Bytes under the window."""
+    where: Where
+    """The carrier of the window."""
+    offset: int
+    """Bytes of the buffer before the window."""
+    fixed_ratio: float | None
+    """The hit ratio that is requested; None: fitted to the set-aside."""
+    wanted: SetAside
+    """The set-aside that is requested."""
+    hit: AccessProperty
+    miss: AccessProperty | None
+    """None: normal under a fitted hit ratio below 1, else streaming."""
+    allow_thrash: bool
+    clamped_from: int | None
+    """Bytes of the buffer, where `window="clamp"` made the window shorter."""
+    too_large: bool
+    """All is fitted, and the window is larger than half of L2: there a fitted window is slower than
+    none (`ci/records/nvidia-h200/suite.json`). It is measured without a window."""
     hit_ratio: float = 0.0
     """Share of the window's accesses that persist; fitted anew when a stream opens or closes."""
     set_aside: int = 0
@@ -80,38 +97,38 @@ class PersistingStream:
         return 0, self.handle
 
     @property
-    def where(self) -> Where:
-        """The carrier of the window."""
-        return self.request.where
+    def persists(self) -> bool:
+        """Whether lines under the window persist: it needs a set-aside."""
+        return self.hit is AccessProperty.PERSISTING and not self.too_large
 
     @property
-    def nbytes(self) -> int:
-        """Bytes under the window."""
-        return self.request.nbytes
+    def off(self) -> bool:
+        """Whether there is to be no window."""
+        return self.wanted == "off" or self.too_large
 
     @property
     def demand(self) -> float:
         """Bytes that persist if all of them are touched: hit ratio x bytes."""
-        return self.hit_ratio * self.nbytes if self.request.persists else 0.0
+        return self.hit_ratio * self.nbytes if self.persists else 0.0
 
     @property
     def spec(self) -> WindowSpec | None:
         """The window as it is to be now, over where the buffer is; None if there is to be none."""
-        if self.request.off or self.closed or self._reset == "context":
+        if self.off or self.closed or self._reset == "context":
             return None
-        ratio, hit = self.hit_ratio, self.request.hit
+        ratio, hit = self.hit_ratio, self.hit
         if self._reset == "window":
             ratio, hit = 1.0, AccessProperty.NORMAL
-        start = self.buffer.address + self.request.offset
+        start = self.buffer.address + self.offset
         return WindowSpec(start, self.nbytes, ratio, hit, self._miss)
 
     @property
     def _miss(self) -> AccessProperty:
         """The property of the window's other accesses. Streaming lines are evicted first: a table
         that the set-aside holds in part needs normal lines."""
-        in_part = self.request.hit_ratio is None and self.hit_ratio < 1
+        in_part = self.fixed_ratio is None and self.hit_ratio < 1
         fitted = AccessProperty.NORMAL if in_part else AccessProperty.STREAMING
-        return self.request.miss or fitted
+        return self.miss or fitted
 
     @property
     @on_its_device
@@ -135,7 +152,7 @@ class PersistingStream:
             where=self.where,
             hit=spec.hit.value,
             miss=spec.miss.value,
-            offset=self.request.offset,
+            offset=self.offset,
         )
 
     @property
@@ -144,11 +161,11 @@ class PersistingStream:
         streams, granted = open_streams(self.device), self.set_aside
         demand = sum(stream.demand for stream in streams)
         # Fitted ratios are rounded.
-        if self.request.allow_thrash or not granted or demand <= granted * (1 + 1e-9):
+        if self.allow_thrash or not granted or demand <= granted * (1 + 1e-9):
             return None
         terms = []
         for stream in streams:
-            if stream.request.persists:
+            if stream.persists:
                 terms.append(f"{stream.hit_ratio:.3g} x {short_bytes(stream.nbytes)}")
         which = "its lines" if len(streams) == 1 else f"the lines of {len(streams)} streams"
         return (
@@ -160,14 +177,14 @@ class PersistingStream:
     def notes(self) -> tuple[str, ...]:
         """Notes for the result of a measurement on this stream."""
         notes = []
-        if self.request.clamped_from is not None and not self.request.too_large:
-            part, whole = sizes(self.nbytes, self.request.clamped_from)
+        if self.clamped_from is not None and not self.too_large:
+            part, whole = sizes(self.nbytes, self.clamped_from)
             notes.append(
                 f"the window covers the first {part} of {whole}: no larger one is possible"
             )
         if self.thrashing is not None:
             notes.append(self.thrashing)
-        if self.request.too_large:
+        if self.too_large:
             window, half = sizes(self.nbytes, self.device.facts.l2_bytes // 2)
             notes.append(
                 f"measured without a window: {window} are more than half of L2, {half}, where a "
@@ -183,13 +200,13 @@ class PersistingStream:
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
-        if not self.request.off:
+        if not self.off:
             self.device.l2.reset_persisting()
             self.put()
 
     def put(self) -> None:
         """Give the stream its window, where it is the stream that carries it."""
-        if self.where == "stream" and not self.request.off:
+        if self.where == "stream" and not self.off:
             self.device.l2.set_window(self.stream, self.spec)
 
     def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
@@ -275,10 +292,10 @@ def _share(device: Device) -> None:
     for stream in streams:
         stream.set_aside = granted
         stream.hit_ratio = 1.0
-        if stream.request.hit_ratio is not None:
-            stream.hit_ratio = stream.request.hit_ratio
+        if stream.fixed_ratio is not None:
+            stream.hit_ratio = stream.fixed_ratio
             left -= stream.demand
-        elif stream.request.persists:
+        elif stream.persists:
             fitted.append(stream)
     nbytes = sum(stream.nbytes for stream in fitted)
     for stream in fitted:
@@ -294,12 +311,12 @@ def _wanted(device: Device) -> int:
     largest = device.facts.persisting_l2_max_bytes
     total, fitted = 0, 0
     for stream in open_streams(device):
-        size = stream.request.set_aside
+        size = stream.wanted
         if size == "max":
             return largest
         if isinstance(size, int):
             total += size
-        elif size == "fit" and stream.request.persists:
+        elif size == "fit" and stream.persists:
             fitted += stream.nbytes
     if fitted:
         total += fit_set_aside(device.facts, fitted)
@@ -321,15 +338,15 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
         if reason is not None:
             raise Unsupported(reason)
         request = window_request(device, buffer, **options)
-        if device.facts.mps and request.set_aside != "fit":
+        if device.facts.mps and request["wanted"] != "fit":
             size = format_bytes(device.l2.set_aside())
             raise Unsupported(fixed_by_mps(f"{size}, which no process changes"))
-        stream = PersistingStream(device.streams.create(), device, buffer, request)
+        stream = PersistingStream(device.streams.create(), device, buffer, **request)
         streams = _OPEN.setdefault(device, [])
         stream.before = streams[0].before if streams else device.l2.set_aside()
     try:
         for other in streams:
-            if "off" in (request.set_aside, other.request.set_aside):
+            if "off" in (stream.wanted, other.wanted):
                 raise BadWindow(
                     f"a persisting stream on {other.buffer!r} is still open, and the device has "
                     'one set-aside: set_aside="off" cannot be beside another stream'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, Literal
@@ -29,34 +28,6 @@ class BadWindow(ValueError):
     """An access-policy window or a set-aside that cannot be."""
 
 
-@dataclass(frozen=True)
-class WindowRequest:
-    """A window with its set-aside, as requested."""
-
-    nbytes: int  # bytes under the window
-    offset: int  # bytes of the buffer before the window
-    hit_ratio: float | None  # None: fitted to the set-aside
-    set_aside: SetAside
-    hit: AccessProperty
-    miss: AccessProperty | None  # None: normal under a fitted hit ratio below 1, else streaming
-    where: Where
-    allow_thrash: bool
-    clamped_from: int | None  # bytes of the buffer, where `window="clamp"` made the window shorter
-    too_large: bool
-    """All is fitted, and the window is larger than half of L2: there a fitted window is slower than
-    none (`ci/records/nvidia-h200/suite.json`). It is measured without a window."""
-
-    @property
-    def persists(self) -> bool:
-        """Whether lines under the window persist: it needs a set-aside."""
-        return self.hit is AccessProperty.PERSISTING and not self.too_large
-
-    @property
-    def off(self) -> bool:
-        """Whether there is to be no window."""
-        return self.set_aside == "off" or self.too_large
-
-
 def window_request(
     device: Device,
     buffer: Any,
@@ -69,8 +40,8 @@ def window_request(
     offset: Any = 0,
     where: Any = "stream",
     allow_thrash: Any = False,
-) -> WindowRequest:
-    """Return the checked arguments of `l2.persisting`."""
+) -> dict[str, Any]:
+    """Return the checked arguments of `l2.persisting` as fields of a `PersistingStream`."""
     facts = device.facts
     if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
         given = repr(buffer) if isinstance(buffer, Buffer) else _in_one_line(buffer)
@@ -95,18 +66,18 @@ def window_request(
     size = _set_aside(facts, set_aside)
     all_fitted = fitted and size == "fit" and hit == "persisting"
     clamped = window == "clamp" and nbytes < buffer.nbytes - start
-    return WindowRequest(
-        nbytes=nbytes,
-        offset=start,
-        hit_ratio=None if fitted else float(hit_ratio),
-        set_aside=size,
-        hit=AccessProperty(hit),
-        miss=None if miss == "fit" else AccessProperty(miss),
-        where=where,
-        allow_thrash=allow_thrash,
-        clamped_from=buffer.nbytes if clamped else None,
-        too_large=all_fitted and nbytes > facts.l2_bytes // 2,
-    )
+    return {
+        "nbytes": nbytes,
+        "offset": start,
+        "fixed_ratio": None if fitted else float(hit_ratio),
+        "wanted": size,
+        "hit": AccessProperty(hit),
+        "miss": None if miss == "fit" else AccessProperty(miss),
+        "where": where,
+        "allow_thrash": allow_thrash,
+        "clamped_from": buffer.nbytes if clamped else None,
+        "too_large": all_fitted and nbytes > facts.l2_bytes // 2,
+    }
 
 
 def _in_one_line(value: Any) -> str:

@@ -92,10 +92,9 @@ def no_window(patch: Patch) -> None:
 def windows_that_cost(patch: Patch) -> None:
     """A window of any size gets a hit ratio of 1, and a kernel under it takes half as long again."""
     put(patch, l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
-    window = window_request.WindowRequest
-    put(patch, window, "off", property(lambda self: self.set_aside == "off"))
+    put(patch, PersistingStream, "off", property(lambda self: self.wanted == "off"))
     persists = property(lambda self: self.hit is AccessProperty.PERSISTING)
-    put(patch, window, "persists", persists)
+    put(patch, PersistingStream, "persists", persists)
 
     def kernel(original: Any, self: Any, traffic: Any, used: Any = None) -> Any:
         return original(self, traffic, used) * (1.0 if used is None else 1.5)
