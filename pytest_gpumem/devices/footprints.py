@@ -33,6 +33,13 @@ from pytest_gpumem.devices.memory_events import (
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 Growth = dict[Series, int]  # bytes by which libraries use more than before
+_PLACES: dict[MemoryKind, MemoryPlace] = {
+    MemoryKind.DEVICE: "device",
+    MemoryKind.POOLED: "device",
+    MemoryKind.MANAGED: "managed",
+    MemoryKind.PINNED: "pinned",
+    MemoryKind.REGISTERED: "pinned",
+}
 
 
 class Footprints:
@@ -179,20 +186,20 @@ class Footprints:
         Yields the bytes by which libraries use more after the block; empty until it ends.
         """
         growth: Growth = {}
-        if self._sources is None or self._before is not None or self._gone():
-            yield growth
-            return
-        self._begin_ours()
+        begins = self._sources is not None and self._before is None and not self._gone()
+        if begins:
+            self._begin_ours()
         try:
             yield growth
         finally:
-            growth.update(self._end_ours())
+            if begins:
+                self._end_ours(growth)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """As `ours`, and no source reports inside, so that none takes time: for timed samples."""
         with self.ours():
-            pauses = self._sources is not None and not self._paused
+            pauses = not self._paused
             if pauses:
                 self._pause()
             try:
@@ -207,7 +214,7 @@ class Footprints:
         paused = self._paused
         if paused:
             self._resume()
-            self._end_ours()
+            self._end_ours({})
         try:
             yield
         finally:
@@ -245,12 +252,11 @@ class Footprints:
         self.settle()
         self._before, self._first = self.figures(), len(self.log.changes)
 
-    def _end_ours(self) -> Growth:
+    def _end_ours(self, growth: Growth) -> None:
         """Leave out by how much libraries grew in the block; frees of the test's memory count."""
         begin, self._before = self._before, None
-        growth: Growth = {}
         if begin is None or self._gone():
-            return growth
+            return
         self.settle(ours=True)
         freed = Counter[Series]()
         for change in self.log.changes[self._first :]:
@@ -267,7 +273,6 @@ class Footprints:
                     watch.complete.add(series)
             if grown.used:
                 growth[series] = grown.used
-        return growth
 
     # Buffers of fixtures
 
@@ -276,15 +281,8 @@ class Footprints:
 
         The number stays the same if the harness moves the memory.
         """
-        if kind.on_device:
-            place: MemoryPlace = "device"
-        elif kind.managed:
-            place = "managed"
-        elif kind.locked:
-            place = "pinned"
-        else:
-            return 0
-        if self._sources is None or self._paused:
+        place = _PLACES.get(kind)
+        if self._sources is None or self._paused or place is None:
             return 0
         self._buffers += 1
         self._emit(place, self._buffers, nbytes)
@@ -308,7 +306,8 @@ class MemoryWatch:
         self._mark = len(footprints.log.changes)
         self._before = footprints.figures()
         """What libraries counted at the begin, and what they grew by since in blocks of `ours`."""
-        self._free = None if footprints.driver_is_watched else footprints.free_bytes()
+        self._driver = footprints.driver_is_watched
+        self._free = None if self._driver else footprints.free_bytes()
         self._most: dict[Series, int] = {}  # bytes in use when it was read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
         self.complete = set(self._before)  # all allocations of these libraries were reported
@@ -328,7 +327,7 @@ class MemoryWatch:
         for change in self._log.changes[self._mark :]:
             if change.event.series[0] not in self.gaps:
                 changes.append(change)
-        driver, figures = footprints.driver_is_watched, footprints.figures()
+        figures = footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]
         unseen: dict[Series, int] = {}  # most bytes of arrays, where some were not reported
@@ -338,7 +337,8 @@ class MemoryWatch:
             before = self._before.get(series, NOTHING)
             grown = after.segments - before.segments
             taken, reported = pool_growth(changes, series)
-            if driver and grown > taken and not claim(changes, series[0], grown - taken):
+            missing = grown - taken
+            if self._driver and missing > 0 and not claim(changes, series[0], missing):
                 which = "which allocations of the driver its pool is made of"
                 not_watched.append(f"{series[0]}: {which}: they count as CUDA's too")
             if not after.high and grown > reported:
@@ -366,7 +366,7 @@ class MemoryWatch:
             peak=peak,
             peak_bound=most if most > peak else None,
             uses=tuple(sorted(shown, key=_order)),
-            driver_watched=driver,
+            driver_watched=self._driver,
             bound=self._bound(uses.values()),
             watched=("fixtures", *footprints.running),
             not_watched=tuple(not_watched),
@@ -385,7 +385,7 @@ class MemoryWatch:
         single = after.single and series[0] not in self.gaps and series in self.complete
         if after.allocations and not single:
             allocations = grown.allocations
-        if series[0] != DRIVER or not self._footprints.driver_is_watched:
+        if series[0] != DRIVER or not self._driver:
             kept = grown.used
             self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
         if after.high and not single:
@@ -430,9 +430,9 @@ class MemoryWatch:
         """Have libraries give back what they keep and cannot tell from what is used."""
         self._footprints.settle()
         live = live_of(self._log.changes[self._mark :])
-        kept = [event for event in live if event.layer == "driver"]
+        pinned = any(event.series == (DRIVER, "pinned") for event in live)
         for source in self._footprints.running.values():
-            source.settle(kept)
+            source.settle(pinned=pinned)
 
     def close(self) -> None:
         self._footprints.watches.remove(self)

@@ -239,10 +239,10 @@ class Source:
         """The library's counts now."""
         return {}
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> None:
+    def settle(self, *, pinned: bool) -> None:
         """Give back what it keeps for reuse and cannot tell from what is used.
 
-        `kept`: allocations of the driver that live, and that no pool is known to have made.
+        `pinned`: page-locked memory is among it, as it seems.
         """
 
     def alive(self, allocated: AllocationEvent) -> bool:

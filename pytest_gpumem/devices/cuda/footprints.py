@@ -286,7 +286,7 @@ class DriverMemory(Source):
         reserved = int(_known(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
         return Figures(used, reserved - used)
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> None:
+    def settle(self, *, pinned: bool) -> None:
         """Have the driver give back what no graph uses any more: until then it counts as used."""
         if self.figures()[GRAPHS, "device"] != NOTHING:
             R.cudaDeviceGraphMemTrim(self._index)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import perf_counter
 from types import FrameType
@@ -114,8 +114,8 @@ class CupyMemory(Source):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
         return {_CUPY: Figures(used, total - used, total)}
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> None:
-        if any(event.series[1] == "pinned" for event in kept):
+    def settle(self, *, pinned: bool) -> None:
+        if pinned:
             with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
                 # Gives back the blocks of copies that are done, as each allocation does.
                 cupy.cuda.alloc_pinned_memory(0)
@@ -230,7 +230,7 @@ class NumbaMemory(Source):
     def ready(self) -> bool:
         return sys.modules.get("numba.cuda") is not None
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> None:
+    def settle(self, *, pinned: bool) -> None:
         context = sys.modules["numba.cuda"].current_context()
         for holder in (context, context.memory_manager):
             pending = getattr(holder, "deallocations", None)

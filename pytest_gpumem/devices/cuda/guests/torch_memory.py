@@ -169,7 +169,7 @@ class TorchMemory(Source):
         single = self._records
         return {_SERIES: Figures(used, unused, reserved, high, single=single, allocations=made)}
 
-    def settle(self, kept: Sequence[AllocationEvent]) -> None:
+    def settle(self, *, pinned: bool) -> None:
         """Give back workspaces of cuBLAS and page-locked memory, and find what graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
@@ -182,8 +182,7 @@ class TorchMemory(Source):
         else:
             self._in_graphs = 0
             _call(torch._C, "_cuda_clearCublasWorkspaces")
-        locked = any(event.series[1] == "pinned" for event in kept)
-        if locked and not _call(torch._C, "_host_emptyCache"):
+        if pinned and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
 
     def _bytes_in_graphs(self) -> int:
