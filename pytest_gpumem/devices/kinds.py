@@ -21,9 +21,8 @@ ALLOCATORS = (
     "cudaHostAlloc",
     "cudaHostRegister",
 )
-"""Ways of allocating: `cudaMalloc`; a stream-ordered pool whose unused memory every synchronisation
-gives back, and a pool that keeps it; CuPy's pool; page-locking, of new memory and of memory that
-exists. Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator."""
+"""Ways of allocating. Every synchronisation gives back the unused memory of the first
+stream-ordered pool; the second keeps it."""
 
 
 class DeviceError(Exception):
@@ -71,17 +70,15 @@ class MemoryKind(str, Enum):
 
     @property
     def on_device(self) -> bool:
-        """It lies on this GPU and stays there."""
+        """It stays on this GPU."""
         return self in (MemoryKind.DEVICE, MemoryKind.POOLED)
 
     @property
     def on_host(self) -> bool:
-        """It lies in the host's RAM."""
         return self in (MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE)
 
     @property
     def on_peer(self) -> bool:
-        """It lies on another GPU."""
         return self is MemoryKind.PEER
 
     @property
@@ -91,12 +88,12 @@ class MemoryKind(str, Enum):
 
     @property
     def locked(self) -> bool:
-        """Its pages are locked in the host's RAM."""
+        """Its pages stay in the host's RAM."""
         return self in (MemoryKind.PINNED, MemoryKind.REGISTERED)
 
     @property
     def pageable(self) -> bool:
-        """It is host memory that is not page-locked: the host waits for copies from and to it."""
+        """The host waits for copies from and to it."""
         return self is MemoryKind.PAGEABLE
 
     @property
@@ -111,36 +108,31 @@ class MemoryKind(str, Enum):
 
     @property
     def movable(self) -> bool:
-        """The harness gives it new addresses, to randomise placements.
-
-        A pool chooses the address, and gives the same one again; a link is slower than all
-        differences between places, and page-locking is slow.
-        """
+        """The harness gives it new addresses. A pool gives the same again; a link is slower than
+        all differences between places."""
         return self in (MemoryKind.DEVICE, MemoryKind.MANAGED)
 
     @property
     def beyond_link(self) -> bool:
-        """What the device moves from or to it crosses a link: to the host, or to another GPU."""
+        """A link, to the host or another GPU, lies between it and the device."""
         return self.on_host or self.on_peer
 
 
 def is_mapped(address: int, proc: Path = _PROC) -> bool | None:
-    """True if an address lies in memory that this process has mapped (proc(5), /proc/pid/maps);
-    None where the system does not report it."""
+    """True if an address lies in mapped memory (proc(5), /proc/pid/maps); None: it is unknown."""
     mapping = _mapping(address, proc)
     # Address space that a driver has reserved and that nobody can read is no memory yet.
     return None if mapping is None else mapping.partition(" ")[2].startswith("r")
 
 
 def is_of_a_driver(address: int, proc: Path = _PROC) -> bool | None:
-    """True if a driver made the memory at an address: it is mapped from a device file."""
+    """True if memory is mapped from a device file."""
     mapping = _mapping(address, proc)
     return None if mapping is None else "/dev/" in mapping
 
 
 def _mapping(address: int, proc: Path) -> str | None:
-    """The line of /proc/self/maps for an address; empty if the address is not mapped, None if there
-    is no such file."""
+    """The line of /proc/self/maps for an address, or ""; None if there is no such file."""
     try:
         lines = (proc / "maps").read_text().splitlines()
     except OSError:

@@ -236,13 +236,10 @@ def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
     """True if a test that measures nothing has a row: one that touches the GPU, or is limited."""
     if not watched.shown and not watched.reads_waits:
         return False
-    if footprint.uses or watched.limited:
-        return True
-    if watched.trouble is not None and limited(watched.limits):
-        return True  # whether it touches the GPU is not known
+    unknown = watched.trouble is not None and limited(watched.limits)  # if it touches the GPU
     waits = footprint.waits or Waits()
     not_read = waits.not_read is not None and watched.limits.max_waits is not None
-    return bool(waits.lines) or not_read
+    return bool(footprint.uses or watched.limited or unknown or waits.lines or not_read)
 
 
 # The fixture
