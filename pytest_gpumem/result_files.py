@@ -73,9 +73,7 @@ def document_in(value: object) -> Document:
 
 
 def load_results(path: Path) -> Results:
-    """Return what a session with `--gpumem` wrote to the file of `--benchmark-json`.
-    Raises `UserError`: the file cannot be read, is something else, or has impossible values.
-    """
+    """Return what a session wrote to the file of `--benchmark-json`. Raises `UserError`."""
     try:
         value = parsed(content(path))
         document = document_in(value)
@@ -86,8 +84,7 @@ def load_results(path: Path) -> Results:
 
 
 def revision_of(info: object) -> str | None:
-    """Return the commit in pytest-benchmark's `commit_info`, with "-dirty" for uncommitted changes;
-    None if unknown."""
+    """Return the commit in pytest-benchmark's `commit_info`, or None if it is unknown."""
     if not isinstance(info, Mapping):
         return None
     commit = info.get("id")

@@ -114,10 +114,7 @@ class Acceptances:
     def of(
         self, row_key: str, figure: Figure, limit: str = ""
     ) -> tuple[Acceptance, AcceptedChange] | None:
-        """Return the newest accepted change of a row, with its file, or None.
-
-        `limit`: for the figure "limit", its name; empty: any.
-        """
+        """Return the newest accepted change of a row, and its file. `limit`: empty for any."""
         for acceptance, change in self._newest_first():
             named = change.figure == figure and limit in ("", change.limit)
             if named and covers(change.row, row_key):
@@ -270,7 +267,7 @@ def _measured(row: Row, limit: str) -> str | None:
 def _slow_down(row: Row) -> str | None:
     """Return the measured slow-down of a row and its limit on top, rounded up, or None.
 
-    A duet could not decide about a limit that is the measured slow-down itself.
+    No duet could decide about a limit that is the measured slow-down itself.
     """
     verdict, written = row.verdict, row.limits.max_regression
     if written is None or row.measurement is None:

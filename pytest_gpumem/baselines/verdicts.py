@@ -36,7 +36,6 @@ def judged(
 
     `row`: with its measurement, its footprint so far, and its limits.
     `siblings`: the other measurements of its test by label, for `faster_than`.
-    Raises `QuantityError`: a limit that cannot be read.
     """
     findings, comparison = list[LimitResult](), None
     if row.measurement is not None:
@@ -107,10 +106,7 @@ def _judges_time(limits: Limits) -> bool:
 def screened(
     rows: Sequence[Row], baseline: Baseline, *, strict: bool = False, in_gate: bool = False
 ) -> list[Row]:
-    """Return the rows of a whole session; those that wait have the screen's verdict.
-
-    `rows`: as `judged` made them, with the changes that the screen compares.
-    """
+    """Return rows that `judged` made; those that wait have the screen's verdict."""
     changes = []
     for row in rows:
         comparison = row.verdict.comparison

@@ -136,10 +136,7 @@ def _as_written(test: str, text: str) -> AcceptedChange:
 
 
 def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
-    """Return by node id what the last run found of the tests that TEST selects.
-
-    Raises `UserError`: nothing.
-    """
+    """Return by node id what the last run found. Raises `UserError`: nothing."""
     rows, missing = _of_test(test, last)
     changed: dict[str, list[AcceptedChange]] = {}
     for row in rows:
@@ -157,9 +154,9 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
 def _of_test(
     test: str, last: Results, option: str = "", without: str | None = None
 ) -> tuple[list[Row], list[Omission]]:
-    """Return the rows and the missing rows of the last run that TEST selects.
+    """Return what TEST selects of the last run. Raises `UserError`: nothing.
 
-    Raises `UserError`: there are none. Its hint is another name than `without`.
+    Its hint is another name than `without`.
     """
     known: list[Row | Omission] = [*last.document.rows, *last.document.missing]
     selected = [row for row in known if test == row.key or selects(test, row.nodeid)]
@@ -193,10 +190,7 @@ def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results
 
 
 def _base(last: Results | None, folder: Path) -> str | None:
-    """Return the commit that the change is compared with; None without git.
-
-    It is the merge base of the last gate, else HEAD.
-    """
+    """Return the merge base of the last gate, else HEAD; None without git."""
     base = last.document.settings.get("baseline_of") if last is not None else None
     try:
         if isinstance(base, str):

@@ -36,10 +36,7 @@ _NOT_COMPARED = ("kind", "name", "arguments")  # fields of a step
 
 
 def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
-    """Return what head declares and runs differently from base.
-
-    What is unknown of a side is no difference.
-    """
+    """Return what head declares and runs differently; what is unknown is no difference."""
     changed = [*_declared(base, head), *_pages(base, head)]
     other_window = base.window != head.window
     if other_window:
@@ -56,10 +53,7 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
 
 
 def row_differences(row: Row, base: Measurement) -> tuple[Difference, ...]:
-    """Return `differences` of a failing row; what it fails by comes first.
-
-    A row that fails by its kernels, copies or waits alone begins with what a launch ran.
-    """
+    """Return `differences` of a failing row; what it fails by comes first."""
     assert row.measurement is not None
     changed = differences(base, row.measurement)
     failing = {result.limit for result in row.verdict.limits}
@@ -103,8 +97,7 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     """Return what head ran differently from base: steps, then state.
 
-    Kernels are matched by name, copies by direction, other steps by kind. What was not watched on a
-    side may be missing: see `WhatRan.not_watched`.
+    Kernels are matched by name, copies by direction, other steps by kind.
     """
     if ran_the_same(head, [base]):
         return ()

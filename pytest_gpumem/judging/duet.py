@@ -46,11 +46,7 @@ class Pairs:
 
 
 def judge_pairs(log_ratios: Sequence[float], limit: float) -> Pairs:
-    """Judge the pairs of a row so far, at each look that they have reached.
-
-    `log_ratios`: log(head / base) of each pair, in the order of measurement.
-    `limit`: log(1 + `max_regression`).
-    """
+    """Judge a row at each look that its pairs have reached. Arguments as of `Pairs`."""
     for look in LOOKS:
         if look > len(log_ratios):
             return Pairs(tuple(log_ratios), limit, None)
@@ -85,6 +81,6 @@ PEAKS = 3
 def judge_peaks(head: Sequence[int], base: Sequence[int], most: Callable[[int], float]) -> Outcome:
     """Compare the peaks of `PEAKS` processes a side, in bytes: PASS or FAIL.
 
-    `most`: the largest peak that the limit allows over a peak of base.
+    `most`: the largest peak allowed over a peak of base.
     """
     return Outcome.FAIL if median(head) > most(max(base)) else Outcome.PASS

@@ -39,8 +39,7 @@ class Check:
         return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
 
     def measured_differently(self, changed: str) -> LimitResult:
-        """Return the finding of a limit whose row is measured in another way than its reference,
-        which may make it slower too."""
+        """Return the finding of a limit whose row is measured in another way than its reference."""
         why = f"the measurement itself has changed: {changed}; gpumem duet compares them"
         return self.not_judged(why, Code.MEASURED_DIFFERENTLY)
 
@@ -55,10 +54,7 @@ class Check:
         return self.not_judged(why, outcome=Outcome.FAIL)
 
     def at_most(self, count: int, most: int, figure: str, code: Code | None = None) -> LimitResult:
-        """Return the finding about an exact count, which `figure` has in words.
-
-        `code`: of a FAIL.
-        """
+        """Return the finding about an exact count; `figure` has it in words. `code`: of a FAIL."""
         if count <= most:
             return self.finding(Outcome.PASS, f"{figure}, not above {self.limit}")
         more = str(count - most)
@@ -67,11 +63,7 @@ class Check:
         return self.finding(Outcome.FAIL, f"{figure}, above {self.limit} by {more}", code)
 
     def of_count(self, count: int, figure: str, past: Sequence[int], why_new: str) -> LimitResult:
-        """Return the finding about an exact count, which a number or the saved runs limit.
-
-        `past`: the counts of the saved runs.
-        `why_new`: the reason where there are none.
-        """
+        """Return the finding about an exact count; a number or the saved counts `past` limit it."""
         if self.written != BASE:
             return self.at_most(count, count_of(self.written), figure)
         if not past:

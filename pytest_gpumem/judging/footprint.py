@@ -38,10 +38,7 @@ def peaks_of(footprint: Footprint) -> tuple[int, ...]:
 
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
-    """Return a footprint with those of the same row in further processes of the run.
-
-    `further`: rows of each process by their key.
-    """
+    """Return a footprint with those of further processes, of which each has its rows by key."""
     repeats = list(footprint.further)
     for rows in further:
         row = rows.get(key)
@@ -60,14 +57,11 @@ def judge_footprint(
     *,
     fixtures_alone: bool = False,
 ) -> Iterator[LimitResult]:
-    """Yield a finding for each limit that is set.
+    """Yield a finding for each limit that is set and among `names`.
 
-    `past`: of the saved runs of the row.
-    `names`: the limits to judge.
+    `past`: of the saved runs of the row; `of` has them in words.
     `no_history`: why there is no saved run.
-    `of`: what the runs of `past` are, in words.
     `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
-    Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
         check = check_of(limits, name)

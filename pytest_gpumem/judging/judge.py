@@ -79,10 +79,7 @@ def is_failure(judged: Verdict | LimitResult, strict: bool) -> bool:
 
 
 def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
-    """Return the node ids of tests that fail by an assertion or an error.
-
-    It is recorded, or no verdict explains the failure.
-    """
+    """Return the node ids of tests that fail by an assertion or an error, and not by a verdict."""
     by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
     failing = set()
     for row in rows:
@@ -95,10 +92,9 @@ def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
-    """Return a measurement with those of the same row in further processes of the run.
+    """Return a measurement with those of further processes, of which each has its rows by key.
 
     A note lists the processes that do not count, with the reason.
-    `further`: rows of each further process by their key.
     """
     alike, left_out = [measurement], list[str]()
     for number, rows in enumerate(further, 2):

@@ -63,13 +63,12 @@ def _beside(
     sides: tuple[str, str],
     scale: float = 1.0,
 ) -> LimitResult:
-    """Compare a figure with its limit.
+    """Compare a figure with its limit, which `limit` has in words.
 
-    `limit`: the limit in words.
     `ratio`: measured latency over the longest allowed.
     `distance`: the figure over the limit, less 1.
     `sides`: the words of the wrong and of the right side.
-    `scale`: change of the figure, as a share of the limit, for a change of the latency as a share.
+    `scale`: change of the figure for one of the latency, both as shares.
     """
     margin = repetition_margin(measurement)
     reason = (
@@ -252,9 +251,7 @@ def absolute(
 ) -> Iterator[LimitResult]:
     """Yield a finding for each limit that is set and among `names`.
 
-    `past`: what counts limited by "base" are compared with.
-    `of`: what the runs of `past` are, in words.
-    Raises `QuantityError`: a limit that cannot be read.
+    `past`: what counts limited by "base" are compared with; `of` has it in words.
     """
     for name in names:
         check = check_of(limits, name)

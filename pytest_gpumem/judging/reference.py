@@ -126,8 +126,5 @@ def fails_in_plain_session(log_latency: float, limit: float, reference: Referenc
 
 
 def gains_restart(reference: Reference, newest: Sequence[float], limit: float) -> bool:
-    """Return whether the newest saved days begin the reference anew.
-
-    `newest`: means of log-latencies of the last days saved after the reference, successive ones.
-    """
+    """Return whether saved days begin the reference anew. `newest`: their mean log-latencies."""
     return len(newest) == SUCCESSIVE and max(newest) < reference.mean - limit

@@ -34,10 +34,9 @@ Runs = Sequence[tuple[date, Measurement]]
 
 
 def corrected_logs(runs: Sequence[Measurement]) -> list[list[float]]:
-    """Return the log-latencies of each run's processes, the first process first.
+    """Return the log-latencies of each run's processes, corrected to their mean launch overhead.
 
-    They are corrected to the mean launch overhead of all processes, unless an overhead is unknown
-    or a correction exceeds `WIDEST` of a latency.
+    As they are where an overhead is unknown, or a correction exceeds `WIDEST` of a latency.
     """
     latencies, overheads = list[float](), list[float | None]()
     for run in runs:
@@ -139,7 +138,7 @@ def against_reference(measurement: Measurement, runs: Runs) -> ComparedRun:
 def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
     """Return whether a run ran the same machine code in the same way as each past run.
 
-    Never for rows by the host's clock: what the host does between its calls was not watched.
+    Never by the host's clock: what the host does between its calls was not watched.
     """
     records = []
     for run in (measurement, *past):
@@ -160,9 +159,8 @@ def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
 def at_the_sessions_end(
     run: ComparedRun, check: Check, others: Sequence[float], nodeid: str
 ) -> LimitResult:
-    """Return the screen's finding about `max_regression`.
+    """Return the screen's finding. `others`: changes of all other rows of the session.
 
-    `others`: changes of all other rows of the session, as log-ratios.
     `nodeid`: of the test, for the command that decides what is open; empty in a gate.
     """
     limit = run.limit(check)

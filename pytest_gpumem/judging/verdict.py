@@ -21,8 +21,6 @@ def unjudged(*, simulated: bool) -> Verdict:
 def with_verdict(row: Row, findings: Iterable[LimitResult], *, strict: bool = False) -> Row:
     """Return the row with the verdict that follows from all findings about it.
 
-    Its code is that of the worst finding; its reason has the sentences of all that are not PASS,
-    the worst first.
     `findings`: of a row that has a verdict, `known(row)` are those that it rests on.
     `strict`: the reason of a doubt says that it fails.
     """
