@@ -24,13 +24,8 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 
-_NUMBERS = {
-    AccessProperty.NORMAL: int(R.cudaAccessProperty.cudaAccessPropertyNormal),
-    AccessProperty.STREAMING: int(R.cudaAccessProperty.cudaAccessPropertyStreaming),
-    AccessProperty.PERSISTING: int(R.cudaAccessProperty.cudaAccessPropertyPersisting),
-}
-"""The driver and the runtime number the properties alike."""
-PROPERTIES = {number: which for which, number in _NUMBERS.items()}
+PROPERTIES = (AccessProperty.NORMAL, AccessProperty.STREAMING, AccessProperty.PERSISTING)
+"""By the number that the driver and the runtime give them."""
 _SET_ASIDE = R.cudaLimit.cudaLimitPersistingL2CacheSize
 _WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
 _OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
@@ -96,8 +91,8 @@ def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> 
     policy.base_ptr = window.address
     policy.num_bytes = window.nbytes
     policy.hitRatio = window.hit_ratio
-    policy.hitProp = properties(_NUMBERS[window.hit])
-    policy.missProp = properties(_NUMBERS[window.miss])
+    policy.hitProp = properties(PROPERTIES.index(window.hit))
+    policy.missProp = properties(PROPERTIES.index(window.miss))
 
 
 def unpacked(value: Any) -> WindowSpec | None:
@@ -123,8 +118,7 @@ class CudaManaged:
         check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        # the driver ignores the place of ReadMostly
-        where = location(self._index, to_host)
+        where = location(self._index, to_host)  # which the driver ignores for ReadMostly
         nbytes, number = allocation.nbytes, advice_number(advice, on=on)
         doing = "setting" if on else "unsetting"
         check(

@@ -13,71 +13,19 @@ from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import PER_THREAD_DEFAULT, CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
-
-def _cupy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    return view
-
-
-def _numpy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    return places.array(allocation, dtype, size)
-
-
-def _torch(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    import torch
-
-    if allocation.kind.on_host:  # a CPU tensor; torch finds out by itself that it is pinned
-        return torch.from_numpy(places.array(allocation, dtype, size))
-    return torch.as_tensor(view, device=f"cuda:{view.device.id}")
-
-
-def _numba(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    from numba import cuda
-
-    return cuda.as_cuda_array(view, sync=False)
-
-
-def _jax(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    import jax
-
-    array = jax.dlpack.from_dlpack(view)
-    # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless jax_enable_x64
-    # is set: the case would measure its own.
-    if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
-        raise Unsupported(
-            f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an array "
-            "over it"
-        )
-    return array
-
-
-def _warp(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    import warp
-
-    return warp.from_dlpack(view)
-
-
-def _cudf(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    import cudf
-
-    if view.ndim != 1:
-        raise Unsupported(f"a cuDF series has one dimension; {view.ndim} were asked for")
-    return cudf.Series(view)
-
-
-_GUESTS: dict[str, tuple[str, Callable[[Any, Allocation, str, int], Any]]] = {
-    "cupy": ("CuPy", _cupy),
-    "torch": ("", _torch),
-    "numba.cuda": ("Numba's CUDA target", _numba),
-    "numba": ("Numba's CUDA target", _numba),
-    "numba_cuda.numba.cuda": ("Numba's CUDA target", _numba),  # of the package numba-cuda
-    "jax": ("JAX", _jax),
-    "jax.numpy": ("JAX", _jax),
-    "warp": ("Warp", _warp),
-    "cudf": ("cuDF", _cudf),
-    "numpy": ("", _numpy),
+_LIBRARIES = {
+    "cupy": "CuPy",
+    "torch": "",
+    "numba.cuda": "Numba's CUDA target",
+    "numba": "Numba's CUDA target",
+    "numba_cuda.numba.cuda": "Numba's CUDA target",  # of the package numba-cuda
+    "jax": "JAX",
+    "jax.numpy": "JAX",
+    "warp": "Warp",
+    "cudf": "cuDF",
+    "numpy": "",
 }
-"""By the name of the module: the library's name where it sees no memory but the device's, and what
-makes an array of a CuPy array of the shape asked for, over memory that the device sees."""
+"""By the name of the module, that of the library where it sees no memory but the device's."""
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
 
 
@@ -92,18 +40,18 @@ def guest(
     Raises `Unsupported`: no bridge to that library, or the library cannot take this memory or type.
     """
     name = getattr(like, "__name__", None)
-    if name not in _GUESTS:
+    if name not in _LIBRARIES:
         given = name if isinstance(name, str) else repr(like)
         raise Unsupported(
             f"no bridge to {given}: like= takes the module {', '.join(_NAMES)} or numpy"
         )
     size = math.prod(shape)
     seen = view(allocation, dtype, size).reshape(shape)
-    library, make = _GUESTS[name]
+    library = _LIBRARIES[name]
     if library and not allocation.address:
         raise Unsupported(f"{library} cannot see {allocation.kind.value} memory")
     try:
-        array = make(seen, allocation, dtype, size)
+        array = _array(library or name, seen, allocation, dtype, size)
         # Of an array that cannot change, another shape is a copy.
         return array if tuple(array.shape) == shape else array.reshape(shape)
     except DeviceError:
@@ -112,6 +60,45 @@ def guest(
         raise Unsupported(
             f"{name} cannot take {allocation.kind.value} memory of {dtype}: {error}"
         ) from error
+
+
+def _array(library: str, view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    """Make an array of a library of CuPy's `view`."""
+    if library == "numpy":
+        return places.array(allocation, dtype, size)
+    if library == "torch":
+        import torch
+
+        if allocation.kind.on_host:  # a CPU tensor; torch finds out by itself that it is pinned
+            return torch.from_numpy(places.array(allocation, dtype, size))
+        return torch.as_tensor(view, device=f"cuda:{view.device.id}")
+    if library == "JAX":
+        import jax
+
+        array = jax.dlpack.from_dlpack(view)
+        # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless
+        # jax_enable_x64 is set: the case would measure its own.
+        if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
+            raise Unsupported(
+                f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an "
+                "array over it"
+            )
+        return array
+    if library == "Warp":
+        import warp
+
+        return warp.from_dlpack(view)
+    if library == "cuDF":
+        import cudf
+
+        if view.ndim != 1:
+            raise Unsupported(f"a cuDF series has one dimension; {view.ndim} were asked for")
+        return cudf.Series(view)
+    if library == "CuPy":
+        return view
+    from numba import cuda
+
+    return cuda.as_cuda_array(view, sync=False)
 
 
 @contextmanager

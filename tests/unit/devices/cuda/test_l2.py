@@ -16,9 +16,8 @@ def test_properties_come_back_as_they_went() -> None:
     for miss in [AccessProperty.STREAMING, AccessProperty.NORMAL]:
         for hit in AccessProperty:
             window = WindowSpec(0x7F0000000000, 8 << 20, 0.5, hit, miss)
-            assert hints.unpacked(hints.packed(window, R.cudaStreamAttrValue)) == window, (
-                miss,
-                hit,
-            )
+            value = hints.packed(window, R.cudaStreamAttrValue)
+            assert hints.unpacked(value) == window, (miss, hit)
+            assert value.accessPolicyWindow.hitProp.name.lower().endswith(hit.value)
             # The driver's structure has the runtime's layout.
             assert hints.unpacked(hints.launch_attribute(window).value) == window, (miss, hit)
