@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +24,6 @@ from pytest_gpumem.devices.protocol import NotCounted
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would
 run kernels one after another."""
-
-_INT = ctypes.c_int.from_address
 
 
 class ApiCall(ctypes.Structure):
@@ -53,18 +50,17 @@ class ApiCall(ctypes.Structure):
     def failed(self) -> bool:
         """True if the call has ended with an error."""
         result = self.result
-        return result != 0 and _INT(result).value != 0
+        return result != 0 and ctypes.c_int.from_address(result).value != 0
 
 
-Receive = Callable[[str, int], None]
-"""Called with the name of a call and the address of its data, in the calling thread, before the
-call returns."""
+Receive = Callable[[str, ApiCall], None]
+"""Called with the name of a call and its data, in the calling thread, before the call returns."""
 
 
 class _Receiver(NamedTuple):
     receive: Receive
     name: str
-    begins: bool  # also at the begin of the call
+    begins: bool  # also at the begin of the call, and of calls that fail
     lost: Callable[[str], None] | None
 
 
@@ -127,7 +123,7 @@ class Callbacks:
         `names`: as in cupti-python; those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else.
         `lost`: called with the reason once a call was missed, or `receive` has failed.
-        `begins`: also at the begins of calls; False where only the ends matter.
+        `begins`: False where only the ends of calls matter that do not fail.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool has CUPTI.
         """
         cupti = self._open()
@@ -234,14 +230,12 @@ class Callbacks:
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
             _RaisedAgain.install()  # pytest before 8.4 sets another in each test
-        # The data of a resource begin with the address of its context, which has no site: its
-        # receivers take either.
-        at_begin = not _INT(address).value
+        call = ApiCall.from_address(address)  # of a resource: its receivers read it by the address
         for receive, name, begins, lost in self._receivers.get((domain, number), ()):
-            if at_begin and not begins:
+            if not begins and (not call.site or call.failed):
                 continue
             try:
-                receive(name, address)
+                receive(name, call)
             except Exception as error:  # it would end in CUPTI's code
                 if lost is not None:
                     lost(f"a call could not be read: {error}")
@@ -284,13 +278,6 @@ class _RaisedAgain:
         # raises it, so the unpacking, which is neither, stays last.
         again = type(kind.__name__, (kind,), {"__new__": lambda *_: error})
         (_,) = map(_raise_later, (threading.get_ident(),), (again,))
-
-
-def driver_calls(pattern: re.Pattern[str]) -> list[str]:
-    """CUPTI's names of the driver's calls that match a pattern as a whole. Raises `NotCounted`."""
-    return [
-        name for name in imported().driver_api_trace_cbid.__members__ if pattern.fullmatch(name)
-    ]
 
 
 def words(address: int, count: int) -> tuple[int, ...]:

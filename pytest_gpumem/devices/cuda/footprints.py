@@ -137,10 +137,7 @@ class DriverMemory(Source):
         self._pools = []  # a handle may be gone, and reading it would crash
         self.lost(why)
 
-    def _called(self, name: str, address: int) -> None:
-        call = ApiCall.from_address(address)
-        if call.failed:
-            return
+    def _called(self, name: str, call: ApiCall) -> None:
         if name in _CALLS:
             self._take(_CALLS[name], call.parameters, call.correlation)
             return

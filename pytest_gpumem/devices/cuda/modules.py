@@ -146,12 +146,13 @@ class Modules:
         self._local = threading.local()
         graph_calls = (*_GRAPHS_MADE, *_GRAPHS_UPDATED, *_GRAPHS_LOST)
         with ExitStack() as ends:
-            for domain, names, receive in (
-                ("RESOURCE", ("MODULE_LOADED",), self._module_loaded),
-                ("DRIVER_API", (*_LOADS, *_LOOKS_UP), self._called),
-                ("DRIVER_API", graph_calls, self._graph_changed),
+            for domain, names, receive, begins in (
+                ("RESOURCE", ("MODULE_LOADED",), self._module_loaded, True),
+                ("DRIVER_API", (*_LOADS, *_LOOKS_UP), self._called, True),
+                ("DRIVER_API", graph_calls, self._graph_changed, False),
             ):
-                ends.callback(CALLBACKS.add(domain, names, receive, self._forget))
+                end = CALLBACKS.add(domain, names, receive, self._forget, begins=begins)
+                ends.callback(end)
             self._followed = True
             try:
                 yield
@@ -221,8 +222,9 @@ class Modules:
             self._local.calls = []
         return self._local.calls  # type: ignore[no-any-return]
 
-    def _module_loaded(self, _name: str, address: int) -> None:
-        data = _ModuleData.from_address(words(address, _DESCRIPTOR + 1)[_DESCRIPTOR])
+    def _module_loaded(self, _name: str, resource: ApiCall) -> None:
+        fields = words(ctypes.addressof(resource), _DESCRIPTOR + 1)
+        data = _ModuleData.from_address(fields[_DESCRIPTOR])
         content = ctypes.string_at(data.image, data.nbytes) if data.image else b""
         digest = hashlib.sha256(content).hexdigest()
         image = Image(digest, frozenset(_KERNEL_NAMES.findall(content)))
@@ -238,8 +240,7 @@ class Modules:
         else:
             self._unplaced.append(image)
 
-    def _called(self, name: str, address: int) -> None:
-        call = ApiCall.from_address(address)
+    def _called(self, name: str, call: ApiCall) -> None:
         if not call.site:
             self._calls.append([])
             return
@@ -295,10 +296,7 @@ class Modules:
             kernel = _kernel(symbol, function, pointers, is_kernel=function in self._kernels)
         self._launches.append(Launch(call.correlation, [kernel]))
 
-    def _graph_changed(self, name: str, address: int) -> None:
-        call = ApiCall.from_address(address)
-        if not call.site or call.failed:
-            return
+    def _graph_changed(self, name: str, call: ApiCall) -> None:
         (executable,) = words(call.parameters, 1)
         if name in _GRAPHS_MADE:
             (executable,) = words(executable, 1)

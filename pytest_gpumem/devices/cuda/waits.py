@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.user_lines import Line, is_named, line_of, shown_path
 from pytest_gpumem.records.footprint import WaitLine, Waits
 
@@ -35,7 +35,6 @@ def call_that_waits(name: str) -> str | None:
 
 class CudaWaits:
     def __init__(self) -> None:
-        self._names: list[str] = []  # of the calls that are watched
         self._counts: Counter[tuple[Line, str]] = Counter()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
         self._missed: str | None = None
@@ -44,8 +43,9 @@ class CudaWaits:
     def start(self) -> None:
         self._counts.clear()
         self._missed = None
-        self._names = self._names or driver_calls(_WAITS)
-        self._end = CALLBACKS.add("DRIVER_API", self._names, self._waited, self._miss, begins=False)
+        calls = imported().driver_api_trace_cbid.__members__
+        names = [name for name in calls if call_that_waits(name)]
+        self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
 
     def stop(self) -> None:
         end, self._end = self._end, None
@@ -65,10 +65,9 @@ class CudaWaits:
     def _miss(self, why: str) -> None:
         self._missed = why
 
-    def _waited(self, versioned: str, address: int) -> None:
-        """Count a call at its end."""
-        name, call = call_that_waits(versioned) or versioned, ApiCall.from_address(address)
-        if call.failed or (name == "cuMemFree" and not words(call.parameters, 1)[0]):
+    def _waited(self, versioned: str, call: ApiCall) -> None:
+        name = call_that_waits(versioned) or versioned
+        if name == "cuMemFree" and not words(call.parameters, 1)[0]:
             return
         line = line_of(sys._getframe(1))
         with self._lock:
