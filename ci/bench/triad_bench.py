@@ -83,7 +83,7 @@ class TriadBench:
 
         kernel = self.triad.kernel
         buffers, values = self.triad.arguments((*arrays, SCALAR), {})
-        call = self.triad.call(buffers, values)
+        call = self.triad.launch(buffers, values).call
         shape = kernel.shape(self.device.facts, call)
         assert kernel.source is not None
         packed: list[Any] = []

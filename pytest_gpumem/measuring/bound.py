@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
@@ -17,6 +18,11 @@ from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import format_bytes
+
+Buffers = Mapping[str, Buffer]  # by parameter
+Values = Mapping[str, int | float]  # of scalars, by parameter
+Copies = Mapping[Buffer, Allocation]
+NO_COPIES: Copies = MappingProxyType({})
 
 
 class BadCall(ValueError):
@@ -72,18 +78,18 @@ class BoundKernel:
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
         buffers, values = self.arguments(arguments, scalars)
-        self.call(buffers, values)
+        launch = self.launch(buffers, values)
         self.fill(buffers, self.stream)
         if self.kernel.cycle is not None:
             # An index out of bounds would end the context.
             self.expected({name: b.view() for name, b in buffers.items()}, values)
-        self.device.kernels.launch(self.launch(buffers, values), self.stream)
+        self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize(self.stream)
 
     def arguments(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
-        """Sort arguments into buffers and scalars by parameter name, or raise `BadCall`."""
+        """Return buffers and scalars by parameter name. Raises `BadCall`: they do not fit."""
         kernel = self.kernel
         signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
         if len(arguments) > len(kernel.parameters):
@@ -125,30 +131,11 @@ class BoundKernel:
                     )
         return buffers, values
 
-    def call(
-        self,
-        buffers: Mapping[str, Buffer],
-        values: Mapping[str, int | float],
-        copies: Mapping[Buffer, Allocation] | None = None,
-    ) -> Call:
-        """The call's facts: its arrays' shapes and its scalars; `copies` as for `launch`."""
-        arrays = {}
-        for name, buffer in buffers.items():
-            arrays[name] = buffer.facts
-            if copies is not None and buffer in copies:
-                size = copies[buffer].nbytes // buffer.itemsize
-                arrays[name] = replace(buffer.facts, size=size)
-        call = Call(arrays, dict(values), self.blocks)
-        wrong = self.kernel.problem(call)
-        if wrong is not None:
-            raise BadCall(f"{self.kernel.name}: {wrong}")
-        return call
-
     def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
         """The accesses of a launch with these arguments; launches nothing."""
-        return self.kernel.accesses(self.call(*self.arguments(arguments, scalars)))
+        return self.kernel.accesses(self.launch(*self.arguments(arguments, scalars)).call)
 
-    def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
+    def fill(self, buffers: Buffers, stream: Stream) -> None:
         """Fill arguments with the content that the kernel needs, unless the user may have."""
         if self.kernel.cycle is None:
             return
@@ -158,9 +145,7 @@ class BoundKernel:
             self.device.streams.synchronize(stream)
             buffer.written = True
 
-    def expected(
-        self, arrays: Mapping[str, Any], values: Mapping[str, int | float]
-    ) -> Mapping[str, Any]:
+    def expected(self, arrays: Mapping[str, Any], values: Values) -> Mapping[str, Any]:
         """The reference's result. Raises `BadCall`: it refuses the content of the arguments."""
         assert self.kernel.reference is not None
         try:
@@ -168,34 +153,37 @@ class BoundKernel:
         except ValueError as error:
             raise BadCall(f"{self.kernel.name}: {error}") from None
 
-    def launch(
-        self,
-        buffers: Mapping[str, Buffer],
-        values: Mapping[str, int | float],
-        copies: Mapping[Buffer, Allocation] | None = None,
-    ) -> Launch:
+    def launch(self, buffers: Buffers, values: Values, copies: Copies = NO_COPIES) -> Launch:
         """The launch for the device, with the buffers where they now are.
 
         `copies`: memory in place of some buffers, each whole or a part.
         Raises `BadCall` or `Unsupported`: types or sizes do not fit, or the memory cannot be seen.
         """
-        call, facts = self.call(buffers, values, copies), self.device.facts
-        shape = self.kernel.shape(facts, call)
+        kernel, facts = self.kernel, self.device.facts
+        arrays, memory = {}, {}
+        for name, buffer in buffers.items():
+            arrays[name], memory[name] = buffer.facts, buffer.allocation
+            if buffer in copies:
+                memory[name] = copies[buffer]
+                arrays[name] = replace(buffer.facts, size=memory[name].nbytes // buffer.itemsize)
+        call = Call(arrays, dict(values), self.blocks)
+        wrong = kernel.problem(call)
+        if wrong is not None:
+            raise BadCall(f"{kernel.name}: {wrong}")
+        shape = kernel.shape(facts, call)
         most = facts.max_shared_bytes_per_block
         if most is not None and shape.shared_bytes > most:
             raise Unsupported(
-                f"{self.kernel.name} needs {format_bytes(shape.shared_bytes)} of shared memory for "
+                f"{kernel.name} needs {format_bytes(shape.shared_bytes)} of shared memory for "
                 f"each block; {facts.name} has at most {format_bytes(most)}"
             )
-        memory = {}
-        for name, buffer in buffers.items():
-            allocation = memory[name] = (copies or {}).get(buffer, buffer.allocation)
-            if self.kernel.source is not None and not allocation.address:
+        for name, allocation in memory.items():
+            if kernel.source is not None and not allocation.address:
                 raise BadCall(
-                    f"{self.kernel.name}: {name} is {allocation.kind.value} memory, which kernels "
+                    f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels "
                     "cannot see"
                 )
-        return Launch(self.kernel, call, shape, memory)
+        return Launch(kernel, call, shape, memory)
 
 
 class Kernels:

@@ -124,10 +124,8 @@ def target_of(
     if isinstance(function, Case):
         remedy = "; pass gpu_benchmark.case() a function that returns it"
     elif function is None:
-        remedy = (
-            ": pass the kernel and its arguments, as in gpu_benchmark(kernel, a, b), and do not "
-            "call it"
-        )
+        how = "as in gpu_benchmark(kernel, a, b), and do not call it"
+        remedy = f": pass the kernel and its arguments, {how}"
     raise BadCall(
         "gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type "
         f"{type(function).__name__}{remedy}"
@@ -152,9 +150,9 @@ class _CodeTarget(Target):
     _on_simulated = False  # the simulated device runs functions that have no reference
 
     def _take(self, case: Case, arena: Arena, named: str) -> None:
-        """Take a case on the buffers of an arena. `named`: how the user wrote a field.
+        """Take a case on the buffers of an arena, or raise `BadCall`: a field is wrong.
 
-        Raises `BadCall`: a field is wrong; all stays as it was.
+        `named`: how the user wrote a field.
         """
         for field in ("launch", "restore", "check", "reference"):
             function = getattr(case, field)
@@ -169,13 +167,14 @@ class _CodeTarget(Target):
         self._moved, self._reads, self._writes = moved, reads, writes
 
     def _bind(self) -> None:
-        """Make launch and restore for where the buffers now are."""
+        """Make launch, its graph, and restore for where the buffers now are."""
         case = self._case
         self._launched = self._foreign(case.launch, case.reference)
         self.restores = case.restore is not None
         if case.restore is not None:
             reference = None if self._on_simulated else case.restore
             self._restored = self._foreign(case.restore, reference)
+        self.capture(partial(self.device.kernels.call, self._launched, self.stream))
 
     def _describe(self, *notes: str) -> None:
         """Fill in the fields for the case and its buffers as they are now."""
@@ -211,7 +210,10 @@ class _CodeTarget(Target):
         return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
 
     def launch(self, place: int, stream: Stream) -> None:
-        self.device.kernels.call(self._launched, stream)
+        if self._graph is not None:
+            self.device.graphs.replay(self._graph, stream)
+        else:
+            self.device.kernels.call(self._launched, stream)
 
     def prepare(self, stream: Stream) -> None:
         if self.restores:
@@ -271,11 +273,7 @@ def _declared_bytes(name: str, moved: object) -> int | None:
 
 
 class CallTarget(_CodeTarget):
-    """A call of a function, which launches work on the current stream.
-
-    Raises `BadCall`: a declared field is wrong, or the window reaches no kernel of the function.
-    Raises `CannotCapture`: the window is to lie on a graph's kernels.
-    """
+    """A call of a function, which launches work on the current stream."""
 
     def __init__(
         self,
@@ -302,24 +300,14 @@ class CallTarget(_CodeTarget):
                 self._movable.append(value)
         self.moves = bool(self._movable)
         self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
-        super()._bind()
         if window is not None and window.where == "graph":
             # What a library sets up at its first call cannot be captured.
-            self.device.kernels.call(self._launched, stream)
+            case = self._case
+            self.device.kernels.call(self._foreign(case.launch, case.reference), stream)
             self.device.streams.synchronize()
-            self._bind()
+        self._bind()
         stays = "one placement: the callable's arrays are its own; a Case is built anew for each"
         self._describe(*(() if self.moves else (stays,)))
-
-    def _bind(self) -> None:
-        super()._bind()
-        self.capture(partial(self.device.kernels.call, self._launched, self.stream))
-
-    def launch(self, place: int, stream: Stream) -> None:
-        if self._graph is not None:
-            self.device.graphs.replay(self._graph, stream)
-        else:
-            super().launch(place, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         try:

@@ -17,7 +17,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Graph, OutOfMemory, Stream
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Role
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
 from pytest_gpumem.memory.managed import notes as managed_notes
@@ -143,8 +143,8 @@ class KernelResult:
     def __init__(
         self,
         bound: BoundKernel,
-        buffers: Mapping[str, Buffer],
-        values: Mapping[str, int | float],
+        buffers: Buffers,
+        values: Values,
         saved: Mapping[str, Allocation] = MappingProxyType({}),
     ) -> None:
         self._bound, self._buffers, self._values, self._saved = bound, buffers, values, saved
@@ -216,15 +216,15 @@ class KernelTarget(Target):
             {name: arena.taken(value) for name, value in keywords.items()},
         )
         self._buffers, self._values = buffers, values
-        call = bound.call(buffers, values)
         if window is not None and window.where != "stream" and kernel.source is None:
             raise BadCall(
                 f'where="{window.where}": {kernel.name} is a copy, which is no kernel that could '
                 "carry a window"
             )
         self._copies: list[Allocation] = []  # of the movable buffers, side by side
-        self._launches = [bound.launch(buffers, values)]
-        device.kernels.compile(self._launches[0])
+        launch = bound.launch(buffers, values)
+        self._launches, call = [launch], launch.call
+        device.kernels.compile(launch)
         bound.fill(buffers, stream)
         self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
         self._saved: dict[str, Allocation] = {}  # what updated arguments hold before every check
@@ -234,7 +234,7 @@ class KernelTarget(Target):
         self._result = KernelResult(bound, buffers, values, self._saved)
         if window is not None and window.where == "graph":
             # A kernel is loaded at its first launch, which waits: not within a capture.
-            device.kernels.launch(self._launches[0], stream)
+            device.kernels.launch(launch, stream)
             device.streams.synchronize(stream)
             self._bind()
 

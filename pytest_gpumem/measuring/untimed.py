@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import Launch, NotCounted, Span, Stream, Undelivered
+from pytest_gpumem.devices.protocol import Launch, NotCounted, Stream, Undelivered
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
@@ -30,18 +30,13 @@ LONG = 0.025  # seconds of work from which delays of microseconds by other strea
 LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
 ALONE = 0.99  # the same for work that is launched once: nothing of it runs on other streams
 FILLED = 0.9  # the same for long work that is timed without a look at other streams
-BESIDE = 20e-6
-"""Seconds for which the device may be busy after the timed stream is done, beyond the cost of
-waiting; above, something runs beside it."""
+BESIDE = 20e-6  # seconds beyond the cost of waiting for which the device may be busy afterwards
 BESIDE_SHARE = 1e-3  # the same as a share of long work, after which a wait takes longer
 NEAR = 5  # looks at each default stream that tell which of them the work is on
 JOINED = 0.1e-6  # seconds that work takes longer on the other default stream: 0.4 us on an H100
-QUEUED_IN = 0.1
-QUEUED_FACTOR = 10
-"""To queue work takes at most `QUEUED_IN` seconds, and `QUEUED_FACTOR` times the work's whole time:
-what takes longer waits for the device."""
-PASSES = 3
-"""Passes until two that follow each other are equal. The first may still set something up."""
+QUEUED_IN, QUEUED_FACTOR = 0.1, 10
+"""To queue work takes at most 0.1 s and ten times its whole time, or it waits for the device."""
+PASSES = 3  # until two that follow each other are equal; the first may still set something up
 WATCHED_ONCE = 0.1  # seconds of a launch that is not repeated to see that it runs the same
 OUTSIDE = 0.01  # share of the latency up to which work outside of the interval does not matter
 TRIES = 4  # passes until counts that CUPTI does not deliver are given up
@@ -55,8 +50,7 @@ class NoWork(Elsewhere):
     """The device did nothing: the time by the host's clock may be the host's alone."""
 
 
-@dataclass(frozen=True)
-class TimingSite:
+class TimingSite(NamedTuple):
     """The place where work can be timed."""
 
     stream: Stream
@@ -74,9 +68,8 @@ def find_stream(target: Target, floor: float, first: float = 0.0) -> TimingSite:
     Raises `HoldExpired`: the work waits for the device.
     Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
-    device, current = target.device, target.stream
+    device, current, watch = target.device, target.stream, _LaunchWatch(target, floor)
     defaults = device.streams.defaults()
-    watch = _LaunchWatch(target, floor)
     if first > LONG:
         begun = device.now()
         sample = watch.interval(current, current, first)
@@ -117,7 +110,7 @@ class _LaunchWatch:
     def __init__(self, target: Target, floor: float) -> None:
         self._target, self._device, self._floor = target, target.device, floor
         self._whole = 0.0  # seconds until the device is idle after a launch
-        self._beside = 0.0  # seconds for which the device was busy after the target's stream
+        self._beside = 0.0  # of them those after the target's stream is
 
     def measure_whole(self) -> float:
         """Return the seconds until the device is idle after a launch."""
@@ -140,10 +133,7 @@ class _LaunchWatch:
         return busy
 
     def nearer(self, legacy: Stream, thread: Stream) -> Stream:
-        """Return the default stream that the work is on, if both are busy with it.
-
-        With long work it does not matter.
-        """
+        """Return the default stream that the work is on; with long work it does not matter."""
         if self._whole > LONG:
             return legacy
         current, medians = self._target.stream, []
@@ -153,18 +143,14 @@ class _LaunchWatch:
         return thread if medians[1] + JOINED < medians[0] else legacy
 
     def goes_on(self, stream: Stream) -> bool:
-        """True if the device is busy for longer than `stream`, each time.
-
-        Work beside it that ends sooner stays unnoticed.
-        """
-        allowed = BESIDE
+        """True if the device is busy for longer than `stream`, each time."""
+        allowed, looks = BESIDE, range(LOOKS + 1)
         if self._whole > LONG:
             allowed = max(BESIDE, BESIDE_SHARE * self._whole)
-        idle = min(self.idle_after(stream, work=False)[1] for _ in range(LOOKS + 1))
-        limit = idle + allowed
+        limit = allowed + min(self.idle_after(stream, work=False)[1] for _ in looks)
         if stream is self._target.stream and self._whole > LONG and self._beside <= limit:
             return False
-        return all(self.idle_after(stream, work=True)[1] > limit for _ in range(LOOKS + 1))
+        return all(self.idle_after(stream, work=True)[1] > limit for _ in looks)
 
     def idle_after(self, current: Stream, *, work: bool) -> tuple[float, float]:
         """Return the seconds until the device is idle, and those of them after `current` is."""
@@ -184,25 +170,25 @@ class _LaunchWatch:
 
         The hold ends when work on other streams has ended, which would delay the second event.
         """
-        device = self._device
-        start, end = device.streams.event(), device.streams.event()
+        device, streams = self._device, self._device.streams
+        start, end = streams.event(), streams.event()
         self._target.put_back(current)
-        device.streams.synchronize()
+        streams.synchronize()
         with holding(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
-            device.streams.record(start, watched)
+            streams.record(start, watched)
             self._target.launch(0, current)
-            device.streams.record(end, watched)
+            streams.record(end, watched)
             over = device.now()
             if whole <= LONG:
                 over += 2 * whole
             while device.now() < over:
                 pass
-        device.streams.synchronize()
-        return device.streams.elapsed(start, end)
+        streams.synchronize()
+        return streams.elapsed(start, end)
 
 
 def put_back(target: Target) -> None:
-    """Put inputs and pages back as before a sample, and wait."""
+    """Put inputs, then pages, back as before a sample, and wait for each."""
     target.prepare(target.stream)
     target.device.streams.synchronize()
     for buffer in target.managed:
@@ -213,9 +199,8 @@ def put_back(target: Target) -> None:
 def find_outside(target: Target, idle: Launch) -> float:
     """Return the seconds of a launch's work that run outside of the timed interval.
 
-    The launch is queued behind a hold, as for a sample, between two idle launches: what does not
-    run between these is outside, such as work on another stream. Parts that run at once count
-    twice.
+    What does not run between two idle launches around it is outside, such as work on another
+    stream. Parts that run at once count twice.
     Raises `NotCounted` with the reason; `HoldExpired`: the launch waits for the device.
     """
     device, stream = target.device, target.stream
@@ -231,7 +216,8 @@ def find_outside(target: Target, idle: Launch) -> float:
         put_back(target)
         with uncollected():
             spans = device.counters.spans(queue)
-        idle_spans = [span for span in spans if _is_launch(span, idle)]
+        name, blocks = idle.kernel.entry.partition("<")[0], idle.shape.blocks
+        idle_spans = [span for span in spans if span.grid == blocks and name in span.name]
         if len(idle_spans) >= 2:
             break
     else:
@@ -247,17 +233,13 @@ def find_outside(target: Target, idle: Launch) -> float:
     return seconds
 
 
-def _is_launch(span: Span, launch: Launch) -> bool:
-    return span.grid == launch.shape.blocks and launch.kernel.entry.partition("<")[0] in span.name
-
-
 def find_what_ran(
     target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
 ) -> WhatRan:
     """Return what a launch runs, or in its place the reason why that is unknown.
 
     Two launches of code of the user have to run the same: else the digest of either would say
-    nothing of the others. A launch of `WATCHED_ONCE` or longer is watched once.
+    nothing of the others.
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
@@ -290,7 +272,7 @@ def find_what_ran(
 
 
 def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
-    """Return the state of memory as in `WhatRan.state`."""
+    """As `WhatRan.state`."""
     state = {f"argument {name}": kind for name, kind in target.host_memory}
     if target.device.facts.persists:
         state["set-aside of L2"] = format_bytes(target.device.l2.set_aside())
@@ -303,10 +285,7 @@ def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
 
 
 def count_migrations(target: Target, *, profiled: bool) -> Migrations:
-    """Count page faults and migrations of a launch, or return the reason why it cannot.
-
-    Counting slows faults down, so the pass is not timed.
-    """
+    """Count page faults and migrations of a launch, or return the reason why it cannot."""
     if profiled:
         return Migrations(
             not_counted="a profiler is attached, and the driver serves one tool at a time; it "

@@ -6,14 +6,14 @@ Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transf
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Role
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
 from pytest_gpumem.measuring.target import KernelResult, Target, compare
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
@@ -155,12 +155,7 @@ class Works:
         kernel.fill(buffers, self._arena.stream)
         return self._launch_of(kernel, buffers, values)
 
-    def _launch_of(
-        self,
-        kernel: BoundKernel,
-        buffers: Mapping[str, Buffer],
-        values: Mapping[str, int | float],
-    ) -> Work:
+    def _launch_of(self, kernel: BoundKernel, buffers: Buffers, values: Values) -> Work:
         device, persisting = self.device, kernel.persisting
         launch = kernel.launch(buffers, values)
         device.kernels.compile(launch)
