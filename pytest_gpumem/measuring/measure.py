@@ -229,9 +229,8 @@ class _Measuring:
         sampler.host_times.clear()
         sampler.clocks.clear()
 
-        wanted, most = plan.placements, stopping.MOST_PLACEMENTS_FACTOR * plan.placements
-        if not target.moves:
-            wanted, most = 1, 1
+        wanted = plan.placements if target.moves else 1
+        most = stopping.MOST_PLACEMENTS_FACTOR * wanted if target.moves else 1
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
         begun = now() - (self._first_sample or 0.0)
         with self._range(MEASURE):
@@ -239,7 +238,13 @@ class _Measuring:
                 started = bool(readings.placements or readings.throttled)
                 # What moves a placement at a time starts where it is.
                 if wanted > 1 and (target.any_stream or started):
-                    moved = self._move(wanted, cost, budget)
+                    # The budget cuts no round of placements side by side short.
+                    limit = stopping.affordable(cost, budget)
+                    # Capturing a batch for each placement takes longer than a cold sample.
+                    at_once = wanted if sampler.in_batches else most
+                    # Long work does not notice new page tables.
+                    warm = not (target.foreign and cost > LONG)
+                    moved = sampler.move(min(wanted, limit), min(at_once, limit), warm=warm)
                     if not moved and started:
                         break
                 self._sample_placements(wanted, cost, begun, budget)
@@ -339,17 +344,6 @@ class _Measuring:
         if site.name is not None:
             self._notes.append(f"timed on {site.name}, where it launches")
 
-    def _move(self, wanted: int, cost: float, budget: float) -> bool:
-        """Go to fresh addresses for the next placements; return False if there are none."""
-        sampler, most = self._sampler, stopping.MOST_PLACEMENTS_FACTOR * wanted
-        if sampler.in_batches:
-            most = wanted  # capturing a batch for each placement takes longer than a cold sample
-        # The budget cuts no round of placements side by side short.
-        limit = stopping.affordable(cost, budget)
-        # Long work does not notice new page tables.
-        warm = not (self._target.foreign and cost > LONG)
-        return sampler.move(min(wanted, limit), min(most, limit), warm=warm)
-
     def _sample_placements(self, wanted: int, cost: float, begun: float, budget: float) -> None:
         """Sample the placements that live now until there are enough samples."""
         plan, sampler, readings = self._plan, self._sampler, self._sampler.readings
@@ -363,10 +357,16 @@ class _Measuring:
         if not side_by_side and (sampler.latency or 0.0) >= stopping.SHORT:
             chunk = min(chunk, stopping.FEW_IN_TURN)
         readings.begin(places)
-        while True:
-            count = len(readings.live[0])
+        enough = False
+        while not enough:
+            count, clocks_before = len(readings.live[0]), len(sampler.clocks)
             left = stopping.rounds_left(count, places) if side_by_side else quota - count
-            self._sample_chunk(min(chunk, left))
+            if self._first_sample is None:
+                samples = sampler.samples(min(chunk, left))
+            else:
+                samples, self._first_sample = [(0, self._first_sample)], None
+            throttled = self._others.after_samples(sampler.clocks[clocks_before:])
+            readings.add(samples, throttled=throttled)
             spent = self._device.now() - begun
             if side_by_side:
                 enough = stopping.enough(
@@ -380,21 +380,7 @@ class _Measuring:
                     placements=wanted,
                     most=quota,
                 )
-            if enough:
-                break
         readings.finish()
-
-    def _sample_chunk(self, rounds: int) -> None:
-        """Take samples, then read the conditions."""
-        sampler = self._sampler
-        clocks_before = len(sampler.clocks)
-        if self._first_sample is not None:
-            samples = [(0, self._first_sample)]
-            self._first_sample = None
-        else:
-            samples = sampler.samples(rounds)
-        throttled = self._others.after_samples(sampler.clocks[clocks_before:])
-        sampler.readings.add(samples, throttled=throttled)
 
     def _sample_profiled(self) -> None:
         """Take few samples: a profiler measures each of them differently."""

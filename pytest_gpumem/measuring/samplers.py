@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
@@ -224,13 +223,8 @@ class Sampler:
 
     def _samples(self, rounds: int) -> list[tuple[int, float]]:
         places, samples = self.target.places, []
-        sample: Callable[[int], float] = {
-            "blocked": self._blocked,
-            "graph": self._batched,
-            "batched": self._batched,
-            "host": self._by_host,
-            "plain": self._plain,
-        }[self.name]
+        by_name = {"blocked": self._blocked, "host": self._by_host, "plain": self._plain}
+        sample = by_name.get(self.name, self._batched)
         for _ in range(rounds):
             order = [0]
             if places > 1:  # a drift must not look like a difference between placements
@@ -369,12 +363,10 @@ def choose(
         if target.foreign:
             return "batched", "hot launches follow each other behind a hold", True
         return "graph", "hot launches follow each other in a CUDA graph", True
-    reason = "each launch is queued while the stream is blocked"
+    why = ", which varies least"
     if target.foreign:
-        reason += "; a callable that waits for the device is timed by the host's clock"
-    else:
-        reason += ", which varies least"
-    return "blocked", reason, True
+        why = "; a callable that waits for the device is timed by the host's clock"
+    return "blocked", f"each launch is queued while the stream is blocked{why}", True
 
 
 def by_host(why: str) -> str:
@@ -388,13 +380,9 @@ def _check_batches(requested: str, target: Target, mode: str) -> None:
             f'sampler "{requested}" measures launches that follow each other: '
             f'it goes with mode "hot", not "{mode}"'
         )
-    if target.managed:
-        what = "put managed pages back"
-    elif target.restores:
-        what = "restore its input"
-    else:
-        return
-    raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
+    if target.managed or target.restores:
+        what = "put managed pages back" if target.managed else "restore its input"
+        raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
 
 
 def batch_of(latency: float | None, *, foreign: bool) -> int:

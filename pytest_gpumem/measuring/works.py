@@ -6,7 +6,7 @@ Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transf
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -198,8 +198,7 @@ class Works:
 
     def busy(self, seconds: float) -> Work:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not 0 < seconds < 10:
+        if not isinstance(seconds, (int, float)) or not 0 < seconds < 10:
             raise BadCall(f"busy({seconds!r}): a number of seconds above 0 and below 10")
         now = self.device.now
 
@@ -328,8 +327,8 @@ class Works:
                 "place, such as elementwise"
             )
         buffers, values = kernel.arguments((there,), scalars)
-        _check_engines(device, frozenset([HOST_TO_DEVICE]))
-        lanes = tuple(device.streams.create() for _ in range(n_streams))
+        _check_engines(device, {HOST_TO_DEVICE})
+        lanes = [device.streams.create() for _ in range(n_streams)]
         pieces, part_of = [], device.memory.part
         for offset, nbytes in cut(there.nbytes, chunks or n_streams):
             part, to = part_of(there.allocation, offset, nbytes), None
@@ -470,7 +469,7 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
     return [(start, end - start) for start, end in pairwise([*starts, nbytes])]
 
 
-def _check_engines(device: Device, engines: frozenset[str]) -> None:
+def _check_engines(device: Device, engines: Set[str]) -> None:
     """Raise `Unsupported` if the device has too few copy engines."""
     facts = device.facts
     if facts.async_engines < 1 and engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}:
@@ -482,5 +481,5 @@ def _check_engines(device: Device, engines: frozenset[str]) -> None:
 
 
 def _at_least_one(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or value < 1:
         raise BadCall(f"{name}={value!r}; it is a whole number of at least 1")
