@@ -6,6 +6,7 @@ cheap to import.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -45,98 +46,98 @@ class FootprintKeywords(TypedDict, total=False):
     max_peak_regression: str | None
 
 
+Demand = tuple[object, tuple[float, ...]]
+"""What two values need in common to be compared, and figures: larger ones demand more."""
+
+
+def _as_written(value: Any) -> str:
+    return str(value).strip()
+
+
 class Limit(NamedTuple):
     name: str  # of the keyword, the ini key and the option
-    parse: Callable[[Any], str]  # from a user's value to the kept text; raises `QuantityError`
-    looser: Callable[[str, str], bool]  # True if the first text can demand less than the second
+    demand: Callable[[Any], Demand]  # of a user's value; raises `QuantityError`
     help: str
     metavar: str | None  # of the option in the help; None: a limit of single tests, no option
+    write: Callable[[Any], str] = _as_written  # gives the text that is kept of an accepted value
     ini_only: bool = False  # no option of the command line and no variable
 
+    def parse(self, value: Any) -> str:
+        """Return the text that is kept of a user's value. Raises `QuantityError`."""
+        self.demand(value)
+        return self.write(value)
 
-def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
-    def checked(value: Any) -> str:
-        parse(value)
-        return str(value).strip()
+    def looser(self, limit: str, other: str) -> bool:
+        """Return True if the first text can demand less than the second."""
+        kind, figures = self.demand(limit)
+        other_kind, others = self.demand(other)
+        return kind != other_kind or any(map(operator.lt, figures, others))
 
-    return checked
 
-
-def _rate(value: Any) -> units.Share | float:
+def _rate(value: Any) -> Demand:
     if not isinstance(value, str):  # a number without a unit could never fail a test
         raise refused(value, units.RATES_ACCEPTED, "has no unit")
     rate = units.parse_rate(value)
-    if rate in (0, units.Share(0)):
+    figure = rate if isinstance(rate, float) else rate.value
+    if figure == 0:
         raise refused(value, units.RATES_ACCEPTED, "demands nothing")
-    return rate
+    return type(rate), (figure,)  # the device decides which of a rate and a share demands more
 
 
-def _lower_rate(limit: str, other: str) -> bool:
-    rate, other_rate = units.parse_rate(limit), units.parse_rate(other)
-    if isinstance(rate, units.Share) and isinstance(other_rate, units.Share):
-        return rate.value < other_rate.value
-    if isinstance(rate, units.Share) or isinstance(other_rate, units.Share):
-        return True  # the device decides which of a rate and a share demands more
-    return rate < other_rate
-
-
-def _time(value: Any) -> float:
+def _time(value: Any) -> Demand:
     if not isinstance(value, str):
         raise refused(value, units.TIMES_ACCEPTED, "has no unit")
     seconds = units.parse_time(value)
     if seconds == 0:
         raise refused(value, units.TIMES_ACCEPTED, "cannot be met")
-    return seconds
+    return "", (-seconds,)
 
 
-def _longer(limit: str, other: str) -> bool:
-    return units.parse_time(limit) > units.parse_time(other)
+def _slow_down(value: Any) -> Demand:
+    margin = units.parse_margin(value)
+    return "", (-margin.relative, -margin.absolute)
 
 
-def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
-    def wider(limit: str, other: str) -> bool:
-        margin, other_margin = parse(limit), parse(other)
-        return margin.relative > other_margin.relative or margin.absolute > other_margin.absolute
-
-    return wider
+def _growth(value: Any) -> Demand:
+    margin = units.parse_growth(value)
+    return "", (-margin.relative, -margin.absolute)
 
 
-def _looser_claim(limit: str, other: str) -> bool:
-    factor, label = units.parse_claim(limit)
-    other_factor, other_label = units.parse_claim(other)
-    return label != other_label or factor < other_factor
+def _claim(value: Any) -> Demand:
+    factor, label = units.parse_claim(value)
+    return label, (factor,)
 
 
-def _part(value: Any) -> float:
-    return units.parse_part(value, "cannot be hidden")
+def _part(value: Any) -> Demand:
+    return "", (units.parse_part(value, "cannot be hidden"),)
 
 
-def _smaller_part(limit: str, other: str) -> bool:
-    return units.parse_share(limit) < units.parse_share(other)
+def _size(value: Any) -> Demand:
+    return "", (-units.parse_bytes(value),)
 
 
-def _size(value: Any) -> str:
-    return units.format_bytes(units.parse_bytes(value))
-
-
-def _positive_size(value: Any) -> str:
+def _positive_size(value: Any) -> Demand:
     if units.parse_bytes(value) == 0:
         raise refused(value, units.SIZES_ACCEPTED, "cannot be met")
     return _size(value)
 
 
-def _number_or_base(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    if isinstance(value, str) and re.fullmatch(rf"\s*([0-9]{{1,12}}|{BASE})\s*", value):
-        return value.strip()
+def _is_base(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() == BASE
+
+
+def _number_or_base(value: Any) -> Demand:
+    if _is_base(value):
+        return BASE, ()
+    if isinstance(value, (int, str)) and re.fullmatch(r"\s*[0-9]{1,12}\s*", str(value)):
+        return "", (-int(value),)
     accepted = f'a whole number from 0 on, or "{BASE}", for no more than the base has'
     raise refused(value, accepted, "is no number")
 
 
-def _size_or_base(value: Any) -> str:
-    if isinstance(value, str) and value.strip() == BASE:
-        return BASE
+def _size_or_base(value: Any) -> Demand:
+    if _is_base(value):
+        return BASE, ()
     try:
         return _size(value)
     except units.QuantityError as error:
@@ -144,10 +145,8 @@ def _size_or_base(value: Any) -> str:
         raise units.QuantityError(remedy) from None
 
 
-def _higher(limit: str, other: str) -> bool:
-    if BASE in (limit, other):
-        return limit != other  # the base decides which of the two demands more
-    return count_of(limit) > count_of(other)
+def _text_of_size(value: Any) -> str:
+    return BASE if _is_base(value) else units.format_bytes(units.parse_bytes(value))
 
 
 def count_of(text: str) -> int:
@@ -156,42 +155,36 @@ def count_of(text: str) -> int:
 
 
 def _number(name: str, text: str) -> Limit:
-    """Return a limit on an exact number of a launch."""
-    return Limit(name, _number_or_base, _higher, text, "NUMBER", ini_only=True)
+    return Limit(name, _number_or_base, text, "NUMBER", ini_only=True)
 
 
 def _bytes(name: str, text: str) -> Limit:
-    """Return a limit on exact bytes of a launch."""
-    return Limit(name, _size_or_base, _higher, text, "BYTES", ini_only=True)
+    return Limit(name, _size_or_base, text, "BYTES", _text_of_size, ini_only=True)
 
 
 _OF_TIME = (
     Limit(
         "min_bandwidth",
-        _as_written(_rate),
-        _lower_rate,
+        _rate,
         'Least bandwidth, such as "2.4 TB/s" or "85% of peak".',
         "RATE",
     ),
-    Limit("max_latency", _as_written(_time), _longer, 'Longest latency, such as "12 us".', "TIME"),
+    Limit("max_latency", _time, 'Longest latency, such as "12 us".', "TIME"),
     Limit(
         "max_regression",
-        _as_written(units.parse_margin),
-        _wider(units.parse_margin),
+        _slow_down,
         'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
         "MARGIN",
     ),
     Limit(
         "faster_than",
-        _as_written(units.parse_claim),
-        _looser_claim,
+        _claim,
         'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
         None,
     ),
     Limit(
         "min_overlap",
-        _as_written(_part),
-        _smaller_part,
+        _part,
         'Least share that overlapping work hides of what overlap can hide, such as "80%".',
         None,
     ),
@@ -200,21 +193,20 @@ _FOOTPRINT = (
     Limit(
         "max_peak",
         _positive_size,
-        _higher,
         'Most device memory that a test uses at once, such as "2 GiB".',
         "SIZE",
+        _text_of_size,
     ),
     Limit(
         "max_kept",
         _size,
-        _higher,
         'Most memory that a test still uses after its end, such as "0 B".',
         "SIZE",
+        _text_of_size,
     ),
     Limit(
         "max_peak_regression",
-        _as_written(units.parse_growth),
-        _wider(units.parse_growth),
+        _growth,
         'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
         "GROWTH",
     ),
