@@ -17,11 +17,12 @@ pytestmark = pytest.mark.usefixtures("free_gpu")
 SUITE = Path(__file__).parents[1] / "memory"
 PLUGIN = """
 import pytest
-from pytest_gpumem.memory import l2, window_request
+from pytest_gpumem.memory import l2
 
 @pytest.fixture(autouse=True)
 def loses(request, gpu_device, monkeypatch):
     put = monkeypatch.setattr  # what is missing is what these tests are about
+    requested = l2.window_request
     {}
 """
 WINDOWS = PLUGIN.format("""
@@ -33,9 +34,9 @@ WINDOWS = PLUGIN.format("""
         launch = gpu_device.kernels.launch
         put(gpu_device.kernels, "launch", lambda work, stream, window=None: launch(work, stream))
     elif "[persisting-normal]" in name:
-        put(window_request, "_offset", lambda buffer, offset: 0)
+        put(l2, "window_request", lambda *a, **kw: {**requested(*a, **kw), "offset": 0})
     elif "[streaming-streaming]" in name:
-        put(window_request, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
+        put(l2, "window_request", lambda *a, **kw: {**requested(*a, **kw), "nbytes": a[1].nbytes // 2})
 """)
 RED = [
     "on_a_launch_gains_too[graph]",
