@@ -30,6 +30,7 @@ TAKEN_AS_READ = (
     ".",
     "mkdocs",
     "otava",
+    "aws",
 )
 """Programs of others, whose lines are not looked at."""
 
