@@ -24,37 +24,27 @@ class DeviceFacts(Record, frozen=True):
     not report it.
     """
 
-    name: str
-    """Marketing name, as NVML gives it."""
-    simulated: bool
-    """True for the simulated device; its results never mix with a real device's."""
-    compute_capability: tuple[int, int]
-    """Major and minor version, such as (9, 0)."""
-    sm_count: int
-    """Streaming multiprocessors."""
-    max_threads_per_sm: int
-    """Most resident threads of an SM."""
-    memory_bytes: int
-    """Device memory in total."""
-    l2_bytes: int
-    """`l2CacheSize`."""
+    name: str  # Marketing name, as NVML gives it
+    simulated: bool  # True for the simulated device; its results never mix with a real device's
+    compute_capability: tuple[int, int]  # Major and minor version, such as (9, 0)
+    sm_count: int  # Streaming multiprocessors
+    max_threads_per_sm: int  # Most resident threads of an SM
+    memory_bytes: int  # Device memory in total
+    l2_bytes: int  # `l2CacheSize`
     persisting_l2_max_bytes: int
     """`persistingL2CacheMaxSize`: the largest set-aside; 0 where persistence cannot work."""
     access_policy_max_window_bytes: int
     """`accessPolicyMaxWindowSize`: the largest access-policy window."""
-    memory_clock_hz: float
-    """Peak memory clock; 0 where the driver reports none."""
+    memory_clock_hz: float  # Peak memory clock; 0 where the driver reports none
     dram_peak: float = field(name="peak_bandwidth")
     """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it
     is unknown."""
-    async_engines: int
-    """`asyncEngineCount`: copies that can run at the same time as kernels."""
+    async_engines: int  # `asyncEngineCount`: copies that can run at the same time as kernels
     can_map_host: bool
     """`canMapHostMemory`: host memory can be mapped into the device's address space."""
     concurrent_managed_access: bool
     """`concurrentManagedAccess`: pages migrate on demand, prefetch works."""
-    integrated: bool
-    """The GPU shares physical memory with the host."""
+    integrated: bool  # The GPU shares physical memory with the host
     shared_bytes_per_sm: int | None = None
     """`sharedMemPerMultiprocessor`: shared memory of an SM, for all its resident blocks."""
     max_shared_bytes_per_block: int | None = None
@@ -63,26 +53,17 @@ class DeviceFacts(Record, frozen=True):
     host_page_tables: bool = False
     """`pageableMemoryAccessUsesHostPageTables` (ATS): the GPU walks the host's page tables, and
     reads host pages without a fault."""
-    uuid: str | None = None
-    """UUID of the GPU or of the MIG instance."""
-    ecc: bool | None = None
-    """ECC is on."""
-    mig_profile: str | None = None
-    """MIG profile such as "1g.10gb", if the device is a MIG instance."""
-    mps: bool = False
-    """An MPS server runs between this process and the GPU."""
-    driver: str | None = None
-    """Driver version, such as "580.95.05"."""
-    cuda: str | None = None
-    """CUDA runtime version, such as "13.0"."""
-    link: str | None = None
-    """Name of the host link, such as "PCIe Gen5 x16"."""
+    uuid: str | None = None  # UUID of the GPU or of the MIG instance
+    ecc: bool | None = None  # ECC is on
+    mig_profile: str | None = None  # MIG profile such as "1g.10gb", if the device is a MIG instance
+    mps: bool = False  # An MPS server runs between this process and the GPU
+    driver: str | None = None  # Driver version, such as "580.95.05"
+    cuda: str | None = None  # CUDA runtime version, such as "13.0"
+    link: str | None = None  # Name of the host link, such as "PCIe Gen5 x16"
     link_bandwidth: float | None = None
     """Theoretical bandwidth of the host link in one direction, in bytes per second."""
-    sm_clock_hz: float | None = None
-    """Highest SM clock."""
-    pci_bus_id: str | None = None
-    """PCI bus id, such as "0000:18:00.0"."""
+    sm_clock_hz: float | None = None  # Highest SM clock
+    pci_bus_id: str | None = None  # PCI bus id, such as "0000:18:00.0"
 
     @property
     def peak_bandwidth(self) -> float:

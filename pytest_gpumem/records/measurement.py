@@ -89,15 +89,12 @@ class Part(Record, frozen=True):
 class Overlap(Record, frozen=True):
     """Parts of work that overlaps. Times are in seconds, measured as the overlapping work is."""
 
-    parts: tuple[Part, ...]
-    """Each part alone."""
-    sequential: Seconds
-    """Seconds of all parts, one after another."""
+    parts: tuple[Part, ...]  # Each part alone
+    sequential: Seconds  # Seconds of all parts, one after another
     bound: Seconds
     """Seconds that no overlap can beat: the longest part, or the sum of the parts that share an
     engine."""
-    streams: int
-    """Streams that the work is spread over."""
+    streams: int  # Streams that the work is spread over
     chunks: Pieces | None = None
     """Pieces that the data is cut into; None where the parts are whole and independent."""
 
@@ -198,40 +195,29 @@ class NoShare(str, Enum):
 class Measurement(Record, frozen=True, dict=True):
     """One measurement: its samples by placement, and everything needed to judge and repeat it."""
 
-    label: str
-    """Name of the measurement inside its test; empty where it is the only measurement."""
-    target: str
-    """Name of the kernel or the callable."""
-    mode: str
-    """State of the cache before each sample: "clean-cold", "dirty-cold" or "hot"."""
+    label: str  # Name of the measurement inside its test; empty where it is the only measurement
+    target: str  # Name of the kernel or the callable
+    mode: str  # State of the cache before each sample: "clean-cold", "dirty-cold" or "hot"
     sampler: str
     """Method of sampling: "blocked", "graph", "batched", "host" or "plain" (under a profiler)."""
-    sampler_reason: str
-    """Why this sampler."""
-    placements: Placements
-    """Seconds of each sample, an inner tuple per buffer placement."""
+    sampler_reason: str  # Why this sampler
+    placements: Placements  # Seconds of each sample, an inner tuple per buffer placement
     half_width: Seconds | None
     """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with
     fewer than two placements."""
-    moved_bytes: MovedBytes | None
-    """Compulsory bytes of a launch, where they are known."""
+    moved_bytes: MovedBytes | None  # Compulsory bytes of a launch, where they are known
     footprint: Bytes | None
     """Distinct bytes of the arguments that a launch touches; decides whether a share of the peak
     is meaningful."""
     floor: Seconds
     """Seconds that two events with nothing between them read: no latency below it is real."""
-    conditions: tuple[Conditions, Conditions]
-    """Before the first and after the last sample."""
-    discarded: Count = 0
-    """Samples under throttling, which are not among `placements`."""
-    window: Window | None = None
-    """Access-policy window, if the stream had a window."""
-    profiled: bool = False
-    """A profiler was attached: the times are not comparable."""
+    conditions: tuple[Conditions, Conditions]  # Before the first and after the last sample
+    discarded: Count = 0  # Samples under throttling, which are not among `placements`
+    window: Window | None = None  # Access-policy window, if the stream had a window
+    profiled: bool = False  # A profiler was attached: the times are not comparable
     checked: bool = False
     """The result of a launch was compared with a reference before and after timing."""
-    notes: tuple[str, ...] = ()
-    """Remarks for the reader: why fewer placements, why not converged."""
+    notes: tuple[str, ...] = ()  # Remarks for the reader: why fewer placements, why not converged
     accesses_per_launch: Count | None = None
     """Dependent accesses of a launch, for a latency per access (pointer chase)."""
     overhead: Seconds | None = None
@@ -249,12 +235,9 @@ class Measurement(Record, frozen=True, dict=True):
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, from the access pattern: 4
     where all are coalesced, up to 32 (CUDA C++ Best Practices Guide, 9.2.1). None where it is
     unknown, and for copy engines and pointer chases."""
-    requested: Bytes | None = None
-    """Bytes that the threads of a launch request, repeats counted."""
-    card: str | None = None
-    """UUID of the GPU that measured; None where it has none."""
-    managed: bool = False
-    """Pages of managed memory were put back before every sample."""
+    requested: Bytes | None = None  # Bytes that the threads of a launch request, repeats counted
+    card: str | None = None  # UUID of the GPU that measured; None where it has none
+    managed: bool = False  # Pages of managed memory were put back before every sample
     further: tuple[Repeat, ...] = ()
     """The same measurement in further processes of the run, for comparisons."""
     work_seen: bool | UnsetType = UNSET

@@ -35,8 +35,7 @@ class Difference(Record, frozen=True, omit_defaults=True):
     was: Value = None  # Value on the first side; None for what was added, and where it is unknown
     now: Value = None
     """Value on the second side; None for what was removed, and where it is unknown."""
-    name: str = ""
-    """Kernel, direction of a copy, function of CUDA, or part of the state."""
+    name: str = ""  # Kernel, direction of a copy, function of CUDA, or part of the state
     field: str = ""  # Of a step or call: what changed, such as "grid" or "argument 3"
     times: Count = 1  # Steps of the launch that differ so
 
