@@ -76,14 +76,8 @@ Event = Any  # a point in a stream that can be timed
 Graph = Any  # captured work; it owns the memory that was allocated during its capture
 
 
-class Allocator(Protocol):
-    """A way of allocating memory, whose time can be measured."""
-
-    def cycle(self, nbytes: int, stream: Stream) -> None:
-        """Allocate and free once, in the order of `stream` where it has an order."""
-
-    def close(self) -> None:
-        """Free what it keeps."""
+Cycle = Callable[[int, Stream], None]
+"""Allocates so many bytes and frees them, in the order of the stream where it has an order."""
 
 
 class Hold(Protocol):
@@ -215,8 +209,9 @@ class DeviceMemory(Protocol):
         there. Yields the node, or None if the block runs anywhere."""
         return nullcontext()
 
-    def allocator(self, name: str) -> Allocator:
-        """An allocator by its name in `ALLOCATORS`. Raises `Unsupported` if there is none."""
+    def allocator(self, name: str) -> AbstractContextManager[Cycle]:
+        """A way of allocating, by its name in `ALLOCATORS`, whose time can be measured. Raises
+        `Unsupported` if there is none."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A one-dimensional array: of CuPy for memory that the device sees, else of NumPy. On the

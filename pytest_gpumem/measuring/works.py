@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -80,7 +82,7 @@ class Works:
         self._memory = memory
         self._arena = memory.arena
         self.device = memory.arena.device
-        self._closes: list[Callable[[], None]] = []
+        self._allocators = ExitStack()
         self._staged: dict[tuple[object, ...], tuple[Buffer, Buffer, Buffer | None]] = {}
 
     def copy(self, destination: Any, source: Any, *, pieces: int = 1) -> Work:
@@ -219,13 +221,9 @@ class Works:
             DeviceError: there is no such allocator.
             Unsupported: the device does not have it.
         """
-        size, made = parse_bytes(nbytes), self.device.memory.allocator(allocator)
-
-        def cycle(stream: Stream) -> None:
-            made.cycle(size, stream)
-
-        self._closes.append(made.close)
-        return self._on_host(f"{allocator} of {format_bytes(size)}", cycle)
+        size = parse_bytes(nbytes)
+        cycle = self._allocators.enter_context(self.device.memory.allocator(allocator))
+        return self._on_host(f"{allocator} of {format_bytes(size)}", partial(cycle, size))
 
     def in_turn(self, *works: Work) -> Work:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
@@ -395,8 +393,7 @@ class Works:
 
     def close(self) -> None:
         """Free what allocators keep."""
-        while self._closes:
-            self._closes.pop()()
+        self._allocators.close()
 
 
 def in_turn(arena: Arena, works: Sequence[Work]) -> Work:

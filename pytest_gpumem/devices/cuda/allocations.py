@@ -26,7 +26,7 @@ from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
-    Allocator,
+    Cycle,
     DeviceError,
     DeviceMemory,
     HostMemory,
@@ -224,7 +224,7 @@ class CudaMemory:
 
     part = staticmethod(part_of)
 
-    def allocator(self, name: str) -> Allocator:
+    def allocator(self, name: str) -> AbstractContextManager[Cycle]:
         return allocator(name, self._index)
 
     def near_host(self) -> AbstractContextManager[int | None]:

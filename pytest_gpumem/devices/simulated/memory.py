@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from pytest_gpumem.devices import checks, protocol, values
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
-from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
@@ -159,9 +160,15 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
                     return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
         return None if is_mapped(address) is False else MemoryKind.PAGEABLE
 
-    def allocator(self, name: str) -> protocol.Allocator:
+    def allocator(self, name: str) -> AbstractContextManager[protocol.Cycle]:
+        """All take the same time."""
         checks.check_allocator(name)
-        return SimulatedAllocator(self, _ALLOCATED.get(name, MemoryKind.DEVICE))
+        kind = _ALLOCATED.get(name, MemoryKind.DEVICE)
+
+        def cycle(nbytes: int, stream: Any) -> None:
+            self.free(self.allocate(nbytes, kind))
+
+        return nullcontext(cycle)
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         return prefix(allocation, dtype, size)
@@ -183,19 +190,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             return array.reshape(shape)
         # Partly backed: as many whole rows as there are.
         return array[: array.size // row * row].reshape(-1, *shape[1:])
-
-
-class SimulatedAllocator:
-    """A way of allocating; all take the same time."""
-
-    def __init__(self, memory: SimulatedMemory, kind: MemoryKind) -> None:
-        self._memory, self._kind = memory, kind
-
-    def cycle(self, nbytes: int, stream: Stream) -> None:
-        self._memory.free(self._memory.allocate(nbytes, self._kind))
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 class SimulatedContent(Facet, protocol.Content):
