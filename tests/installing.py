@@ -44,6 +44,16 @@ def copied_as_tracked(folder: Path) -> Path:
     return folder
 
 
+def build(what: str, project: Path, folder: Path) -> Path:
+    """Build an "sdist" or a "wheel" of a project into a folder."""
+    program = f"from setuptools import build_meta; print(build_meta.build_{what}({str(folder)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
 def pip(*arguments: str, cwd: Path) -> None:
     """Run pip without a network; what it installs gets no dependencies."""
     alone = (

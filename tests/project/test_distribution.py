@@ -9,12 +9,10 @@ import sys
 import tarfile
 from pathlib import Path
 
-from installing import ROOT, copied_as_tracked, needs_pip
+from installing import ROOT, build, copied_as_tracked, needs_pip
 
 import pytest_gpumem
 from pytest_gpumem import MiB
-
-BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
 
 
 @needs_pip
@@ -22,11 +20,7 @@ def test_the_source_distribution_has_documents_no_tests_and_no_records_and_build
     tmp_path: Path,
 ) -> None:
     project = copied_as_tracked(tmp_path / "project")
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD, str(tmp_path)], cwd=project, capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stderr
-    (archive,) = tmp_path.glob("*.tar.gz")
+    archive = build("sdist", project, tmp_path)
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
         tar.extractall(tmp_path, filter="data")
@@ -42,9 +36,7 @@ def test_the_source_distribution_has_documents_no_tests_and_no_records_and_build
     assert not [name for name in names if name.startswith(left_out)]
     assert archive.stat().st_size < 2 * MiB
     assert {"pytest_gpumem_entry.py", "CHANGELOG.md", "mkdocs.yml", "LICENSE", "README.md"} <= names
-    wheel = [sys.executable, "-c", BUILD.replace("build_sdist", "build_wheel"), str(tmp_path)]
-    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
-    assert subprocess.run(wheel, cwd=unpacked, capture_output=True).returncode == 0
+    build("wheel", tmp_path / archive.name.removesuffix(".tar.gz"), tmp_path)
 
 
 def test_the_public_names_are_there_and_cost_nothing_until_they_are_used() -> None:

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from installing import ROOT, copied, environment, needs_pip, pip
+from installing import ROOT, build, copied, environment, needs_pip, pip
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -82,9 +82,7 @@ def test_found_in_the_checkout_from_elsewhere(tmp_path: Path) -> None:
 def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(
     tmp_path: Path,
 ) -> None:
-    project = copied(tmp_path / "project")
-    pip("wheel", ".", "-w", str(tmp_path), cwd=project)
-    (wheel,) = tmp_path.glob("pytest_gpumem-*.whl")
+    wheel = build("wheel", copied(tmp_path / "project"), tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         assert {
             f"pytest_gpumem/kernels/cu/{path.name}" for path in (ROOT / "kernels").glob("*.cu")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.row import Difference, Row
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.conclusion import Place
 from pytest_gpumem.reporting.github import workflow_commands
 
 Make = Callable[..., Row]
-GRID = Difference("kernel", (1,), (2,), "triad", "grid")
 
 
 def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
