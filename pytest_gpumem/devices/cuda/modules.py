@@ -20,6 +20,7 @@ import ctypes
 import hashlib
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
@@ -73,23 +74,12 @@ _GRAPHS_LOST = (
 )
 """Calls after which the nodes of the executable graph are not known."""
 _DEEPEST = 3  # a function of a kernel of a library, or of a module of a library
-_DESCRIPTOR = 2  # word of a CUpti_ResourceData with the address of what it describes
 _KERNEL_NAMES = re.compile(rb"\.text\.([^\0]+)\0")  # in an image: each kernel has a section
 _ATTRIBUTES = [
     D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
 ]
 _MEMORY_TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
-
-
-class _ModuleData(ctypes.Structure):
-    """A CUpti_ModuleResourceData."""
-
-    _fields_ = (
-        ("number", ctypes.c_uint32),
-        ("nbytes", ctypes.c_size_t),
-        ("image", ctypes.c_size_t),
-    )
 
 
 class Image(NamedTuple):
@@ -123,7 +113,8 @@ class Modules:
         self._forget()
         self._followed = False
         self._launches: list[Launch] | None = None  # while they are collected
-        self._local = threading.local()
+        self._calls: dict[int, list[list[Image]]] = defaultdict(list)
+        """By thread: for each followed call that it is in, the images that the call loaded."""
 
     def _forget(self, why: str = "") -> None:
         """Calls were missed: handles may stand for something else now."""
@@ -143,7 +134,7 @@ class Modules:
         if self._followed:
             yield
             return
-        self._local = threading.local()
+        self._calls.clear()
         graph_calls = (*_GRAPHS_MADE, *_GRAPHS_UPDATED, *_GRAPHS_LOST)
         with ExitStack() as ends:
             for domain, names, receive, begins in (
@@ -215,22 +206,17 @@ class Modules:
 
     # Callbacks, in the thread of the call
 
-    @property
-    def _calls(self) -> list[list[Image]]:
-        """For each followed call that this thread is in, the images that it loaded."""
-        if not hasattr(self._local, "calls"):
-            self._local.calls = []
-        return self._local.calls  # type: ignore[no-any-return]
-
     def _module_loaded(self, _name: str, resource: ApiCall) -> None:
-        fields = words(ctypes.addressof(resource), _DESCRIPTOR + 1)
-        data = _ModuleData.from_address(fields[_DESCRIPTOR])
-        content = ctypes.string_at(data.image, data.nbytes) if data.image else b""
+        # The third word of a CUpti_ResourceData is the address of a CUpti_ModuleResourceData:
+        # number, bytes and address of the image.
+        _, nbytes, address = words(words(ctypes.addressof(resource), 3)[2], 3)
+        content = ctypes.string_at(address, nbytes) if address else b""
         digest = hashlib.sha256(content).hexdigest()
         image = Image(digest, frozenset(_KERNEL_NAMES.findall(content)))
         self._images.append(image)
-        if self._calls:
-            self._calls[-1].append(image)
+        calls = self._calls[threading.get_ident()]
+        if calls:
+            calls[-1].append(image)
             return
         # Mostly by the first launch of a kernel, and launches are not followed now.
         waiting = [holder for holder in self._names if holder not in self._loaded]
@@ -241,10 +227,11 @@ class Modules:
             self._unplaced.append(image)
 
     def _called(self, name: str, call: ApiCall) -> None:
+        calls = self._calls[threading.get_ident()]
         if not call.site:
-            self._calls.append([])
+            calls.append([])
             return
-        loaded = self._calls.pop() if self._calls else []
+        loaded = calls.pop() if calls else []
         if name in _LAUNCHES:
             # At its end: what it loaded is known, and the arguments still lie there.
             self._launched(name, call, loaded)
