@@ -183,8 +183,7 @@ class DeviceMemory(Protocol):
     def free(self, allocation: Allocation) -> None:
         """Free or unregister; a second call does nothing."""
 
-    def free_bytes(self, kind: MemoryKind) -> int:
-        """Bytes that can still be allocated of a kind."""
+    def free_bytes(self, kind: MemoryKind) -> int: ...
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers at places that `seed` decides, each freed alone; of
@@ -272,8 +271,7 @@ class L2(Protocol):
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set the stream's window, or turn it off, which leaves persisting lines."""
 
-    def window(self, stream: Stream) -> WindowSpec | None:
-        """The stream's window as the driver has it."""
+    def window(self, stream: Stream) -> WindowSpec | None: ...
 
     def reset_persisting(self) -> None:
         """Turn all persisting lines to normal, of whatever window."""
@@ -367,11 +365,9 @@ class Device(Protocol):
     def now(self) -> float:
         """Seconds on the host's clock, or on the simulated device's virtual one."""
 
-    def pause(self, seconds: float) -> None:
-        """Let the host and the device rest."""
+    def pause(self, seconds: float) -> None: ...
 
-    def conditions(self) -> Conditions:
-        """The state now."""
+    def conditions(self) -> Conditions: ...
 
     def current(self) -> AbstractContextManager[None]:
         """Make this GPU current in this thread inside the block."""

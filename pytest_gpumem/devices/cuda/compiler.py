@@ -269,16 +269,7 @@ __global__ void gpumem_mismatch(
 }
 """
 
-CPP_TYPES = {
-    "f2": "half_bits",
-    "f4": "float",
-    "f8": "double",
-    "b1": "boolean",
-    "u1": "unsigned char",
-    "u2": "unsigned short",
-    "u4": "unsigned int",
-    "u8": "unsigned long long",
-}
+CPP_TYPES = {**sources.CPP_TYPES, "f2": "half_bits", "b1": "boolean"}
 
 
 def fill(element: str) -> str:

@@ -206,8 +206,6 @@ class CudaCounters(Counters):
         """Return the events of a pass, and whether mappings were among the counters."""
         maps = False
         for name in _KINDS:
-            if not hasattr(self._cupti.ActivityUnifiedMemoryCounterKind, name):
-                continue
             try:
                 self._count(name)
                 maps = maps or name == "REMOTE_MAP"

@@ -204,10 +204,8 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     from pytest_gpumem.devices.cuda import nvml
 
     def attribute(name: str) -> int:
-        """An attribute, or 0 where this driver or these bindings do not know it yet."""
-        number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
-        if number is None:
-            return 0
+        """An attribute, or 0 where this driver does not know it yet."""
+        number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         error, value = driver.cuDeviceGetAttribute(number, device)
         return int(value) if error == driver.CUresult.CUDA_SUCCESS else 0
 

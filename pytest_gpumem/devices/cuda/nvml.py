@@ -119,13 +119,11 @@ def _throttle_reasons(gpu: Any) -> tuple[str, ...] | None:
     mask: int | None = answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
     if mask is None:  # drivers before 535 know the call by its older name
         mask = answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
-    return reason_names(mask)
+    return None if mask is None else reason_names(mask)
 
 
-def reason_names(mask: int | None) -> tuple[str, ...] | None:
-    """Names of the reasons in NVML's mask that slow the device; None without a mask."""
-    if mask is None:
-        return None
+def reason_names(mask: int) -> tuple[str, ...]:
+    """Names of the reasons in NVML's mask that slow the device."""
     return tuple(name for bit, name in _SLOWING.items() if mask & bit)
 
 

@@ -95,10 +95,7 @@ def on_node(node: int | None, system: Path = _NODES) -> Iterator[int | None]:
 
 def nearest_node(index: int) -> int | None:
     """The NUMA node that a device is attached to, if the system reports it."""
-    attribute = getattr(R.cudaDeviceAttr, "cudaDevAttrHostNumaId", None)
-    if attribute is None:
-        return None
-    error, node = R.cudaDeviceGetAttribute(attribute, index)
+    error, node = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrHostNumaId, index)
     if int(error) != 0 or int(node) < 0:
         return None
     return int(node)
