@@ -68,13 +68,9 @@ FAIL_OPENS = [
     (CORE, "in missing if not omission.accounted]", "in missing if omission.status == LOST]"),
     (SESSION, "open_ = open_under_strict(gpu.missing)", "open_ = ()"),
     (SESSION, "        session.exitstatus = pytest.ExitCode.TESTS_FAILED\n", "        pass\n"),
-    (
-        GATE,
-        "    if lost_omissions:\n        causes.append(",
-        "    if False:\n        causes.append(",
-    ),
+    (GATE, "causes = _lost(missing)", "causes = []"),
     (GATE, "    if looser:\n", "    if False:\n"),
-    (GATE, "    if others:\n", "    if False:\n"),
+    (GATE, "(len(others), ", "(0, "),
     (GATE, "    if states[State.OPEN]:\n", "    if False:\n"),
     # An origin of expectations
     (COLLECTED, "in gpu.baseline.expected(gpu.settings.mode).items():", "in ():"),

@@ -38,14 +38,18 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) + shown
 
 
-def margin(_context: click.Context, option: click.Parameter, written: str | None) -> str | None:
-    """Check the margin that an option takes: it stays as written."""
-    try:
-        if written is not None:
-            parse_margin(written)
-    except QuantityError as error:
-        raise click.UsageError(f"{option.opts[0]}: {error}.") from None
-    return written
+def max_regression_option(help: str) -> Callable[[_Command], _Command]:
+    """An option for a margin, which stays as written."""
+
+    def check(_context: click.Context, option: click.Parameter, written: str | None) -> str | None:
+        try:
+            if written is not None:
+                parse_margin(written)
+        except QuantityError as error:
+            raise click.UsageError(f"{option.opts[0]}: {error}.") from None
+        return written
+
+    return click.option("--max-regression", metavar="MARGIN", callback=check, help=help)
 
 
 base_python_option = click.option(

@@ -21,7 +21,7 @@ from pytest_gpumem.commands import (
     examples,
     json_option,
     log,
-    margin,
+    max_regression_option,
     pytest_arguments,
     refuse,
     terminal,
@@ -30,7 +30,6 @@ from pytest_gpumem.commands import (
     write_json,
 )
 from pytest_gpumem.judging.finding import change, counted
-from pytest_gpumem.limits import YES
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
@@ -74,11 +73,8 @@ REFUSED = {
 @click.option(
     "--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file."
 )
-@click.option(
-    "--max-regression",
-    metavar="MARGIN",
-    callback=margin,
-    help='Allowed slow-down of tests without a limit of their own, such as "1%" (default).',
+@max_regression_option(
+    'Allowed slow-down of tests without a limit of their own, such as "1%" (default).'
 )
 @base_python_option
 @json_option("Write verdicts and all processes as JSON.")
@@ -119,7 +115,6 @@ def duet(
             return Exit.FINE
         limits = {row.key: Limits(max_regression=row.limits.max_regression) for row in rows}
         wanted = RowFilter(frozenset(row.nodeid for row in rows), limits)
-    strict = strict or os.environ.get("GPUMEM_STRICT", "").strip().lower() in YES
     sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
         code, _ = play(
@@ -155,7 +150,7 @@ def _flagged(results: str) -> list[Row]:
 def play(
     sides: dict[str, Side],
     wanted: RowFilter,
-    pytest_arguments: Sequence[str],
+    arguments: Sequence[str],
     *,
     max_regression: str | None = None,
     file: Path | None = None,
@@ -173,8 +168,6 @@ def play(
     from pytest_gpumem.runs.processes import BASE, HEAD, Processes
 
     begun = time.monotonic()
-    strict = strict or "--gpumem-strict" in pytest_arguments
-    arguments = [argument for argument in pytest_arguments if argument != "--gpumem-strict"]
     log(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
     stopped = False
     with closing(Processes(sides, arguments, os.environ, evidence=evidence, say=log)) as processes:
@@ -183,9 +176,7 @@ def play(
             run.play()
         except KeyboardInterrupt:
             stopped = True
-    for process in run.processes:
-        strict = strict or (process.strict and process.turn.side == HEAD)
-    code = exit_code(run, strict=strict)
+    code = exit_code(run, strict=strict or "--gpumem-strict" in arguments)
     width, colour = terminal()
     seconds = time.monotonic() - begun
     click.echo(duet_text(run, width=width, colour=colour, seconds=seconds))
@@ -197,7 +188,7 @@ def play(
         requested = {
             "tests": sorted(wanted.tests or ()),
             "max_regression": max_regression,
-            "pytest": arguments,
+            "pytest": list(arguments),
         }
         utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
         document = to_json(run, requested, utc=utc, seconds=seconds, code=code)

@@ -17,7 +17,7 @@ import click
 from pytest_gpumem.commands import (
     base_python_option,
     examples,
-    margin,
+    max_regression_option,
     pytest_arguments,
     refuse,
     say,
@@ -28,7 +28,6 @@ from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
-from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.worktree import Side
 
 FOLDER = Path("gpumem-results")  # default of --output
-RESULTS, JUNIT, DUET, CREEP = "results.json", "junit.xml", "duet.json", "creep.json"
+RESULTS, JUNIT = "results.json", "junit.xml"
 REPORT, SUMMARY = "report.html", "summary.md"
-FILES = (RESULTS, JUNIT, DUET, CREEP, REPORT, SUMMARY)  # of the folder
+FILES = (RESULTS, JUNIT, "duet.json", "creep.json", REPORT, SUMMARY)  # of the folder
 MARKER = ".gitignore"  # file of a folder that a gate made; it hides the folder from git
 MARKER_TEXT = "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 SHOWN = 3  # tests that the advice to accept names
@@ -65,12 +64,7 @@ SHOWN = 3  # tests that the advice to accept names
     default=FOLDER,
     help=f"Folder of results, report and summary. Default: {FOLDER}.",
 )
-@click.option(
-    "--max-regression",
-    metavar="MARGIN",
-    callback=margin,
-    help='Allowed slow-down of tests without a limit of their own, such as "1%".',
-)
+@max_regression_option('Allowed slow-down of tests without a limit of their own, such as "1%".')
 @click.option(
     "--screen-only",
     is_flag=True,
@@ -112,7 +106,12 @@ def gate(
     from pytest_gpumem.runs.gate import Gate
     from pytest_gpumem.runs.worktree import commit_of
 
-    _check_arguments(pytest_arguments, output)
+    of_output = dict.fromkeys(
+        ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"),
+        f"the gate writes into {output}; see --output",
+    )
+    saving = {"--gpumem-save": "a gate saves nothing into a baseline"}
+    refuse(pytest_arguments, {**of_output, **saving})
     begun = time.monotonic()
     commit_of(base, Path.cwd())
     merge_base = ancestry(base, (), Path.cwd()).merge_base
@@ -160,13 +159,9 @@ def _log(sentence: str) -> None:
 
 
 def _play(
-    output: Path,
-    arguments: Sequence[str],
-    side: Side,
-    wanted: RowFilter,
-    oldest: str | None,
+    output: Path, arguments: Sequence[str], side: Side, wanted: RowFilter, about: str
 ) -> Duet:
-    """A duet of a side with the working tree. `oldest`: its revision, if the side is not BASE."""
+    """A duet of a side with the working tree. `about`: the name of its file, without the end."""
     from pytest_gpumem.runs.pairs import PEAK
     from pytest_gpumem.runs.processes import BASE, HEAD
     from pytest_gpumem.runs.worktree import working_tree
@@ -175,19 +170,7 @@ def _play(
     if any(getattr(of_row, PEAK) is not None for of_row in limits):
         arguments = [*arguments, "--gpumem-footprint=on"]  # also where BASE has no such limit
     sides = {BASE: side, HEAD: working_tree(Path.cwd())}
-    file = output / (DUET if oldest is None else CREEP)
-    _, result = play(sides, wanted, arguments, file=file, evidence=True)
-    return result
-
-
-def _check_arguments(arguments: Sequence[str], output: Path) -> None:
-    """Refuse options that a gate sets itself. Raises `click.UsageError`: the option and why."""
-    why = f"the gate writes into {output}; see --output"
-    refused = dict.fromkeys(
-        ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why
-    )
-    refused[BY_NAME["save"].flag] = "a gate saves nothing into a baseline"
-    refuse(arguments, refused)
+    return play(sides, wanted, arguments, file=output / f"{about}.json", evidence=True)[1]
 
 
 # The folder of results

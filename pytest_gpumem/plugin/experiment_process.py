@@ -1,9 +1,8 @@
 """The pytest of one side of an experiment, run as a script: it collects its tests once, and forks
 for each process that measures.
 
-An inherited socket carries lines of JSON: tests to run come in, records go out. A forked process
-opens a context, runs the tests, and ends. Where it could not use the GPU, this process
-measures itself and ends, and its controller starts another one. It ends with its controller.
+An inherited socket carries lines of JSON: tests to run come in, records go out. Where a fork could
+not use the GPU, this process measures itself and ends. It ends with its controller.
 It imports nothing of this package before pytest does, so that the tree under test brings its own.
 PYTEST_DONT_REWRITE
 """
@@ -11,6 +10,7 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -70,10 +70,10 @@ class Experiment:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.__name__ = NAME  # pytest registers a plugin under this name
+        self._job = job
         self._socket = socket.socket(fileno=job["socket"])
         self._requests = self._socket.makefile("r", encoding="utf-8")
         self._answers = self._socket.makefile("w", encoding="utf-8")
-        self._job = job
         self._named: list[str] = []  # tests that the arguments name, some of which may be missing
         self._collected: list[pytest.Item] = []  # before others deselect some
         self._reports: list[dict[str, str]] = []  # failures of the collection
@@ -108,25 +108,25 @@ class Experiment:
                 setattr(config.option, name, value)
         if self._job["tests"] is not None:
             # To import other files takes time.
-            files: dict[str, None] = {}
+            files = set()
             for test in self._job["tests"]:
                 for folder in (config.rootpath, config.invocation_params.dir):
-                    if (folder / _file_of(test)).exists():
-                        files[str(folder / _file_of(test))] = None
-            config.args[:] = files
+                    files.add(str(folder / _file_of(test)))
+            config.args[:] = sorted(file for file in files if os.path.exists(file))
         elif self._job["lenient"] and not config.option.pyargs:
             self._leave_out_missing(config)
 
     def _leave_out_missing(self, config: pytest.Config) -> None:
         """Leave out arguments that name what this tree lacks: base has no test that is new."""
         folder = config.invocation_params.dir
-        files = dict.fromkeys(_file_of(name) for name in config.args)
-        present = [file for file in files if os.path.exists(folder / file)]
+        files: dict[str, None] = {}
         for name in config.args:
             file = _file_of(name)
-            if file != name and file in present and file not in config.args:
-                self._named.append(name)
-        config.args[:] = present
+            if os.path.exists(folder / file):
+                files[file] = None
+                if file not in config.args:
+                    self._named.append(name)
+        config.args[:] = files
 
     def pytest_collection(self, session: pytest.Session) -> None:
         plugins = session.config.pluginmanager
@@ -148,9 +148,8 @@ class Experiment:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            text = report.longreprtext
-            why = f"its collection failed: {_last_line(text)}"
-            self._report(report.nodeid, "failed", why, text)
+            why = f"its collection failed: {_last_line(report.longreprtext)}"
+            self._report(report.nodeid, "failed", why, report.longreprtext)
 
     # Forking
 
@@ -164,7 +163,7 @@ class Experiment:
         self._say(ready=True)
         tests = self._next_tests()
         self._measures = True
-        self._say(pid=os.getpid(), strict=session.config.getini("gpumem_strict"))
+        self._say(pid=os.getpid())
         self._say_reports()
         threading.Thread(target=self._end_with_the_controller, daemon=True).start()
         if tests is not None:
@@ -205,8 +204,8 @@ class Experiment:
     # Measuring
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        text = report.longreprtext
         if report.failed:
-            text = report.longreprtext
             self._report(report.nodeid, "failed", _last_line(text), text)
         elif report.skipped:
             reason = getattr(report, "wasxfail", "")
@@ -258,10 +257,8 @@ def _file_of(name: str) -> str:
 
 
 def selected(items: list[pytest.Item], tests: Iterable[str], folder: Path) -> list[pytest.Item]:
-    """Return the items that node ids select as on pytest's command line.
-
-    Their files are relative to pytest's root folder, or to `folder`.
-    """
+    """Return the items that node ids select as on pytest's command line, from the root folder or
+    from `folder`."""
     places = []
     for name in tests:
         file, _, inside = name.partition("::")
@@ -298,23 +295,20 @@ def strays(roots: list[str], foreign: list[str]) -> list[str]:
     if not outside:
         return []
     texts = []
-    real: dict[str, str] = {}  # hundreds of modules lie in some folders
+    real = functools.cache(os.path.realpath)  # hundreds of modules lie in some folders
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or file == __file__:
             continue
         folder, base = os.path.split(file)
-        if folder not in real:
-            real[folder] = os.path.realpath(folder)
-        path = os.path.join(real[folder], base)
+        path = os.path.join(real(folder), base)
         if path.startswith(outside) and not path.startswith(within):
             texts.append(f"{name} from {path}")
     return texts
 
 
 def main() -> None:
-    """`experiment_process.py JSON`: the descriptor `socket`; `tests`, `lenient`, `forks`, `cwd`,
-    `roots`, `foreign`, `arguments`."""
+    """Run with the job of `runs.processes.Processes`, as JSON."""
     job = json.loads(sys.argv[1])
     os.set_inheritable(job["socket"], False)
     # Python put this file's folder there, whose names would shadow a project's.

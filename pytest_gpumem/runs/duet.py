@@ -250,8 +250,7 @@ class Duet:
         for nodeid in pair.head.outcomes:
             covered = any(covers(nodeid, key) for key in self._rows)
             trouble = pair.trouble(nodeid)
-            wanted = self.wanted.selects(nodeid, nodeid) and not covered
-            if wanted and trouble is not None and trouble.in_head_alone:
+            if not covered and trouble is not None and trouble.in_head_alone:
                 row = self._rows[nodeid] = DuetRow(nodeid, nodeid)
                 row.end(Outcome.FAIL, trouble.texts[-1])
 

@@ -42,7 +42,6 @@ from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.open_rows import (
     crept_limits,
     limits_for_duet,
-    not_checked,
     with_creep,
     with_duets,
 )
@@ -50,12 +49,6 @@ from pytest_gpumem.runs.pairs import DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
 from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
-
-PlayDuet = Callable[[Side, RowFilter, "str | None"], Duet]
-"""Plays a duet of a side with the working tree, and prints its verdicts.
-
-The third argument is what the duet is about, for the name of its file; None: BASE.
-"""
 
 
 @dataclass
@@ -69,7 +62,8 @@ class Gate:
     options: tuple[str, ...]  # further words of the session alone
     accepted: Acceptances  # of those that the change adds, the ones that count
     all_accepted: Acceptances  # those of the project that count, of BASE too
-    play: PlayDuet
+    play: Callable[[Side, RowFilter, str], Duet]
+    """Plays a duet of a side with the working tree, about "duet" or "creep", and prints it."""
     say: Callable[[str], object]  # prints a sentence about the progress
     base_python: str | None = None
     screen_only: bool = False
@@ -235,7 +229,8 @@ class Gate:
             self.say(f"a duet decides {counted(open_rows, 'row')}")
         else:
             self.say("one pair of processes, for the limits and the skips of BASE")
-        return self.play(self.base_side, RowFilter(frozenset(tests), limits, self.old_names), None)
+        wanted = RowFilter(frozenset(tests), limits, self.old_names)
+        return self.play(self.base_side, wanted, "duet")
 
     def _check_creep(self, rows: Sequence[Row], judged: dict[str, DuetRow]) -> None:
         """Compare rows that are above the limit over their reference with its oldest revision."""
@@ -254,13 +249,14 @@ class Gate:
                 if revision == "None" or revision.endswith(DIRTY):
                     raise RunError("no commit holds the code of its oldest run")
                 with revision_side(revision, Path.cwd(), title, name=title) as side:
-                    oldest = self.play(side, RowFilter(tests, of_rows, self.old_names), revision)
+                    wanted = RowFilter(tests, of_rows, self.old_names)
+                    oldest = self.play(side, wanted, "creep")
             except RunError as error:
-                for key, of_row in of_rows.items():
-                    judged[key] = not_checked(judged[key], of_row, str(error))
+                of_oldest: dict[str, DuetRow | str] = dict.fromkeys(of_rows, str(error))
             else:
-                for duet_row in oldest.rows:
-                    judged[duet_row.key] = with_creep(judged[duet_row.key], duet_row)
+                of_oldest = {duet_row.key: duet_row for duet_row in oldest.rows}
+            for key, duet_row in of_oldest.items():
+                judged[key] = with_creep(judged[key], of_rows[key], duet_row)
 
     # The limits of calls
 

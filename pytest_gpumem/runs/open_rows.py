@@ -197,29 +197,26 @@ def crept_limits(
     return limits
 
 
-def with_creep(row: DuetRow, oldest: DuetRow) -> DuetRow:
-    """Return a row of a duet with BASE, after one with the oldest revision."""
-    results = []
-    for result in oldest.results:
-        reason = f"against the oldest revision of the reference: {result.reason}"
-        code = Code.CREPT if result.outcome is Outcome.FAIL else result.code
-        results.append(LimitResult(result.limit, result.outcome, code, reason))
-    if not results:
-        results.append(LimitResult(TIME, Outcome.UNDECIDED, None, oldest.sentence))
-    return replace(_instead(row, results), pairs=oldest.pairs or row.pairs, oldest=oldest)
+def with_creep(row: DuetRow, limits: Limits, oldest: DuetRow | str) -> DuetRow:
+    """Return a row of a duet with BASE, after one with the oldest revision.
 
-
-def not_checked(row: DuetRow, limits: Limits, why: str) -> DuetRow:
-    """Return a row that is above `limits` over its reference, if that is all."""
-    results = []
-    for name, word, code in ((TIME, "slower", Code.LOOKS_SLOWER), (PEAK, "larger", None)):
-        if getattr(limits, name) is not None:
-            reason = f"{word} than its reference, and its oldest revision cannot be measured: {why}"
-            results.append(LimitResult(name, Outcome.UNDECIDED, code, reason))
-    return _instead(row, results)
-
-
-def _instead(row: DuetRow, results: Sequence[LimitResult]) -> DuetRow:
-    """A row with these results in place of those of the same limits."""
-    every = (*row.results, *results)
-    return replace(row, decided={result.limit: result for result in every})
+    `limits`: those that it is above over its reference.
+    `oldest`: the row in that duet, or why there is none.
+    """
+    results = list[LimitResult]()
+    if isinstance(oldest, str):
+        for name, word, code in ((TIME, "slower", Code.LOOKS_SLOWER), (PEAK, "larger", None)):
+            if getattr(limits, name) is not None:
+                reason = f"{word} than its reference, and its oldest revision cannot be measured"
+                result = LimitResult(name, Outcome.UNDECIDED, code, f"{reason}: {oldest}")
+                results.append(result)
+        oldest = row
+    else:
+        for result in oldest.results:
+            reason = f"against the oldest revision of the reference: {result.reason}"
+            code = Code.CREPT if result.outcome is Outcome.FAIL else result.code
+            results.append(LimitResult(result.limit, result.outcome, code, reason))
+        if not results:
+            results.append(LimitResult(TIME, Outcome.UNDECIDED, None, oldest.sentence))
+    decided = {result.limit: result for result in (*row.results, *results)}
+    return replace(row, decided=decided, pairs=oldest.pairs or row.pairs, oldest=oldest)

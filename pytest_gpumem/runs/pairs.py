@@ -40,12 +40,6 @@ class RowFilter:
     old_names: Mapping[str, str] = field(default_factory=dict)
     """Of renamed tests: what they are called in base, by their names in head."""
 
-    def selects(self, nodeid: str, key: str) -> bool:
-        """Return whether a row is among them."""
-        if self.limits is not None:
-            return key in self.limits
-        return self.tests is None or any(selects(name, nodeid) for name in self.tests)
-
     def missing(self, rows: Mapping[str, Row]) -> list[str]:
         """Return the requested names that select none of these rows."""
         if self.limits is not None:
@@ -60,8 +54,10 @@ class RowFilter:
         """Return the selected rows of a process by key; those of memory alone only by `limits`."""
         rows = {}
         for key, row in process.by_key.items():
-            of_time = row.measurement is not None or row.footprint is None
-            if (of_time or self.limits is not None) and self.selects(row.nodeid, key):
+            selected = row.measurement is not None or row.footprint is None
+            if self.limits is not None:
+                selected = key in self.limits
+            if selected:
                 rows[key] = row
         return rows
 
@@ -185,14 +181,9 @@ class DuetRow:
 
     @property
     def sentence(self) -> str:
-        texts = [result.reason for result in self.results]
         if self.ended is not None:
-            texts = [self.ended[1]]
-        if self.base:
-            was, now = self.base[-1].measurement, self.head[-1].measurement
-            if was is not None and now is not None and was.target != now.target:
-                texts.append(f"it now measures {now.target}, not {was.target}")
-        return "; ".join(texts)
+            return self.ended[1]
+        return "; ".join(result.reason for result in self.results)
 
     @property
     def differences(self) -> tuple[Difference, ...]:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 import pytest_gpumem
-from pytest_gpumem.limits import YES
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -66,7 +65,6 @@ class ProcessRecord:
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
     texts: dict[str, str] = field(default_factory=dict)  # of failed tests, the whole text
     finished: set[str] = field(default_factory=set)  # node ids of tests that it reported to the end
-    strict: bool = False  # the side's ini file asks for strictness
     failed_as_a_whole: str | None = None
     """The last words of a session that failed, and no test of it did."""
 
@@ -180,7 +178,6 @@ class Processes:
                 self._anew.add(side)  # its fork may have hung for a lock of a lost thread
         record.seconds = time.perf_counter() - begun
         record.pid = words.get("pid", parent.pid)
-        record.strict = str(words.get("strict")).lower() in YES
         if "anew" in words and side not in self._anew:
             self._anew.add(side)
             self._say(

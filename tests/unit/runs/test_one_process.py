@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from known_devices import H100
 from processes import row
 
+from pytest_gpumem.plugin.experiment_process import selected
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs import RunError, processes
 from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
@@ -29,7 +31,7 @@ def say(**words):
     lines.write(json.dumps(words) + "\\n")
     lines.flush()
 """
-READY = 'say(ready=True)\nrequest = json.loads(lines.readline())\nsay(pid=7, strict="yes")\n'
+READY = "say(ready=True)\nrequest = json.loads(lines.readline())\nsay(pid=7)\n"
 Made = Callable[[str], Processes]
 Played = Callable[..., ProcessRecord]
 
@@ -70,7 +72,7 @@ def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
     program = READY + "assert request == ['t.py::test_a']\nsay(finished='t.py::test_a')\n"
     program += f"say(results=json.loads({text!r}))\nsay(exit=0, strays=[])"
     done = played(program, ["t.py::test_a"], attempt=2)
-    assert (done.turn, done.attempt, done.pid, done.strict) == (TURN, 2, 7, True)
+    assert (done.turn, done.attempt, done.pid) == (TURN, 2, 7)
     assert done.name == "head (working tree)"
     assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts) == (None, None, {}, {})
     assert done.finished == {"t.py::test_a"}
@@ -163,3 +165,24 @@ def test_a_process_that_hangs_is_ended_and_the_next_is_not_forked(
             first = experiment.run(TURN, None)
         assert first.error == "ended by SIGKILL: it printed nothing"
         assert experiment.run(TURN, None).error is None
+
+
+T = "test_x.py::TestIt::test_p"
+
+
+@pytest.mark.parametrize(
+    ("name", "selects"),
+    [
+        ("test_x.py::TestIt", [f"{T}[0]", f"{T}[1]", f"{T}ast"]),
+        (f"{T}[1]", [f"{T}[1]"]),
+        ("../test_x.py::TestIt::test_p", [f"{T}[0]", f"{T}[1]"]),
+        ("test_y.py", ["test_y.py::test_p"]),
+    ],
+)
+def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(
+    tmp_path: Path, name: str, selects: list[str]
+) -> None:
+    names = [f"{T}[0]", f"{T}[1]", f"{T}ast", "test_y.py::test_p"]
+    items: Any = [SimpleNamespace(nodeid=one, path=tmp_path / one.split("::")[0]) for one in names]
+    chosen = selected(items, [name], tmp_path / "below" if ".." in name else tmp_path)
+    assert [item.nodeid for item in chosen] == selects

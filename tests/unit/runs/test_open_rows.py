@@ -24,7 +24,6 @@ from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.runs.open_rows import (
     crept_limits,
     limits_for_duet,
-    not_checked,
     with_creep,
     with_duets,
 )
@@ -212,12 +211,12 @@ def test_a_row_that_did_not_fail_is_held_against_its_reference(
 
 def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:
     passed = judged(Outcome.PASS)
-    crept = with_creep(passed, judged(Outcome.FAIL, code=Code.SLOWER))
+    crept = with_creep(passed, Limits(), judged(Outcome.FAIL, code=Code.SLOWER))
     assert (crept.outcome, crept.results[0].code) == (Outcome.FAIL, Code.CREPT)
     assert "oldest revision" in crept.results[0].reason
-    assert with_creep(passed, passed).outcome is Outcome.PASS
+    assert with_creep(passed, Limits(), passed).outcome is Outcome.PASS
     for limits in (Limits(max_regression="1%"), Limits(max_peak_regression="0 B")):
-        unknown = not_checked(passed, limits, "no folder")
+        unknown = with_creep(passed, limits, "no folder")
         assert unknown.outcome is Outcome.UNDECIDED
         assert getattr(limits, unknown.results[0].limit) is not None
         assert "cannot be measured: no folder" in unknown.results[0].reason

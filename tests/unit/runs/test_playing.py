@@ -284,30 +284,6 @@ def test_a_side_that_crashes_is_never_fine() -> None:
     assert exit_code(result, strict=False) == 1
 
 
-P = "test_x.py::TestIt::test_p"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "test_x.py::TestIt",
-        f"{P}[1]",
-    ],
-)
-def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(name: str) -> None:
-    every = [row(f"{P}[{size}]", NOISE(Turn(1, BASE), 1)) for size in range(3)] + [
-        row("test_y.py::test_p", 1e-5),
-        row(f"{P}ast", 1e-5),
-    ]
-    asked = RowFilter(frozenset([name, f"{P}[1]"]))
-    result = play(lambda turn, attempt: process(turn, every, attempt), wanted=asked)
-    expected = [f"{P}[1]"] if name.endswith("]") else [f"{P}[{size}]" for size in range(3)]
-    assert sorted(one.key for one in result.rows) == expected + (
-        [f"{P}ast"] if P not in name else []
-    )
-    assert set(outcomes(result).values()) == {Outcome.PASS}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
