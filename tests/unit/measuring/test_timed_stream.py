@@ -217,6 +217,17 @@ def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
     )
 
 
+def test_work_that_the_callable_waits_for_is_seen_where_somebody_reads_what_ran(
+    scene: Scene,
+) -> None:
+    def waited(_: Stream) -> None:
+        scene.device.kernels.launch(scene.work, scene.device.private)
+        scene.device.streams.synchronize(scene.device.private)
+
+    assert take(scene, waited).work_seen is False
+    assert take(scene, waited, ran=True).work_seen is msgspec.UNSET
+
+
 def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
     (table,) = scene.bench.buffers(1)
     with (
