@@ -138,6 +138,9 @@ class Footprints:
             if source.name not in self.running and source.ready():
                 self._begin(source)
                 self.running[source.name] = source
+                if self._before is None:
+                    for watch in self.watches:
+                        watch.partly.add(source.name)
 
     def _begin(self, source: Source) -> None:
         why = source.start(self.log)
@@ -157,7 +160,7 @@ class Footprints:
             figures.update(source.figures())
         return figures
 
-    def settle(self, *, ours: bool = False) -> None:
+    def settle(self) -> None:
         """Book what the sources have to report."""
         if self._gone():
             why = "the device was reset (cudaDeviceReset): what its memory held went with it"
@@ -166,7 +169,7 @@ class Footprints:
         if not self._paused:
             for source in self.running.values():
                 source.drain()
-        self.log.settle(ours=ours or self._before is not None)
+        self.log.settle(ours=self._before is not None)
 
     def watch(self) -> MemoryWatch:
         """Begin to watch. Raises `DeviceError` before `start`."""
@@ -254,10 +257,13 @@ class Footprints:
 
     def _end_ours(self, growth: Growth) -> None:
         """Leave out by how much libraries grew in the block; frees of the test's memory count."""
-        begin, self._before = self._before, None
-        if begin is None or self._gone():
-            return
-        self.settle(ours=True)
+        begin = self._before
+        try:
+            if begin is None or self._gone():
+                return
+            self.settle()
+        finally:
+            self._before = None
         freed = Counter[Series]()
         for change in self.log.changes[self._first :]:
             if change.nbytes < 0 and change.event.layer == "use":
@@ -269,8 +275,6 @@ class Footprints:
             grown = grown._replace(used=grown.used + freed[series], high=high)
             for watch in self.watches:
                 watch.leave_out(series, grown)
-                if series not in begin:
-                    watch.complete.add(series)
             if grown.used:
                 growth[series] = grown.used
 
@@ -310,7 +314,7 @@ class MemoryWatch:
         self._free = None if self._driver else footprints.free_bytes()
         self._most: dict[Series, int] = {}  # bytes in use when it was read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
-        self.complete = set(self._before)  # all allocations of these libraries were reported
+        self.partly = set[str]()  # libraries that were in use before they were watched
 
     def leave_out(self, series: Series, growth: Figures) -> None:
         self._before[series] = self._before.get(series, NOTHING).plus(growth)
@@ -382,7 +386,7 @@ class MemoryWatch:
         before = self._before.get(series, NOTHING)
         grown = after.plus(before, -1)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
-        single = after.single and series[0] not in self.gaps and series in self.complete
+        single = after.single and series[0] not in {*self.gaps, *self.partly}
         if after.allocations and not single:
             allocations = grown.allocations
         if series[0] != DRIVER or not self._driver:
