@@ -130,17 +130,17 @@ class Footprints:
             self._sources = None
 
     def look(self) -> None:
-        """Watch libraries that have come into use too; else a read of a footprint does so."""
+        """Watch libraries too that have come into use, as each read of a footprint does."""
         self._gone()  # notes the context that a test has made meanwhile
         if self._paused:
             return
         for source in self._sources or ():
-            if source.name not in self.running and source.ready():
-                self._begin(source)
-                self.running[source.name] = source
-                if self._before is None:
-                    for watch in self.watches:
-                        watch.partly.add(source.name)
+            if source.name in self.running or not source.ready():
+                continue
+            self._begin(source)
+            self.running[source.name] = source
+            for watch in self.watches if self._before is None else ():
+                watch.partly.add(source.name)
 
     def _begin(self, source: Source) -> None:
         why = source.start(self.log)
@@ -149,7 +149,7 @@ class Footprints:
             source.lost(why)
 
     def _free_unseen(self) -> None:
-        """Book what was freed of the driver's while nobody reported."""
+        """Book what nobody reported as freed of the driver's."""
         for event in list(self.log.live[DRIVER].values()):
             if self.driver is not None and not self.driver.alive(event):
                 self.log.free(DRIVER, event.address)
@@ -226,7 +226,7 @@ class Footprints:
                 self._pause()
 
     def released(self, growth: Growth) -> None:
-        """What was no test's, as `ours` gave it, is about to be freed: no open watch counts it."""
+        """What was no test's, as `ours` gave it, is about to be freed."""
         for series, nbytes in growth.items():
             for watch in self.watches:
                 watch.leave_out(series, Figures(-nbytes))
@@ -281,10 +281,7 @@ class Footprints:
     # Buffers of fixtures
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
-        """A fixture gave the test memory; return a number for `gave_back`.
-
-        The number stays the same if the harness moves the memory.
-        """
+        """A fixture gave the test memory; return a number for `gave_back`, wherever it moves."""
         place = _PLACES.get(kind)
         if self._sources is None or self._paused or place is None:
             return 0
@@ -314,7 +311,7 @@ class MemoryWatch:
         self._free = None if self._driver else footprints.free_bytes()
         self._most: dict[Series, int] = {}  # bytes in use when it was read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
-        self.partly = set[str]()  # libraries that were in use before they were watched
+        self.partly = set[str]()  # libraries that were in use before they reported
 
     def leave_out(self, series: Series, growth: Figures) -> None:
         self._before[series] = self._before.get(series, NOTHING).plus(growth)
