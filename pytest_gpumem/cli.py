@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -82,31 +82,22 @@ class _Commands(click.Group):
         with _reading():
             return super().invoke(ctx)
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
-        if not standalone_mode:
-            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+    def main(self, *arguments: Any, **extra: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # A file name may hold what the terminal's encoding has no character for.
                 stream.reconfigure(errors="backslashreplace")
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            code = super().main(*arguments, **{**extra, "standalone_mode": False})
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else "gpumem"
-            message = printable(" ".join(error.format_message().split())).rstrip(".") + _hint(error)
+            message = _in_one_line(error.format_message()).rstrip(".") + _hint(error)
             if not message.endswith("?"):
                 message += "."
             click.echo(f"gpumem: {message} Try '{path} --help'.", err=True)
             sys.exit(Exit.USAGE)
         except (UserError, QuantityError, RevisionError, NoAnswer) as error:
-            click.echo(f"gpumem: {printable(' '.join(str(error).split()))}", err=True)
+            click.echo(f"gpumem: {_in_one_line(str(error))}", err=True)
             sys.exit(Exit.NO_VERDICT if isinstance(error, NoAnswer) else Exit.USAGE)
         except _NobodyReads:
             # As in `gpumem ... | head`; Python would complain once more while it ends.
@@ -116,10 +107,14 @@ class _Commands(click.Group):
             sys.exit(Exit.CTRL_C)
         except Exception as error:
             traceback.print_exc()
-            text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+            text = _in_one_line(f"{type(error).__name__}: {error}")
             click.echo(f"gpumem: internal error, no verdict: {text}", err=True)
             sys.exit(Exit.INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _in_one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def _hint(error: click.UsageError) -> str:
