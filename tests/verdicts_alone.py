@@ -10,8 +10,8 @@ from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import assemble
 from pytest_gpumem.baselines.saved import SavedRow, SavedRun
 from pytest_gpumem.baselines.verdicts import judged, screened
+from pytest_gpumem.judging.finding import unjudged
 from pytest_gpumem.judging.regression import Runs
-from pytest_gpumem.judging.verdict import unjudged
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement

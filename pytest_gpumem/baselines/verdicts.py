@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import memory_of, times_of
 from pytest_gpumem.judging import regression
-from pytest_gpumem.judging.finding import basis, check_of
+from pytest_gpumem.judging.finding import basis, check_of, known, with_verdict
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, judge_footprint
 from pytest_gpumem.judging.judge import conditions, doubts
 from pytest_gpumem.judging.limits import STEPS, absolute, physical
 from pytest_gpumem.judging.regression import NAME, WIDEST
-from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts

@@ -1,18 +1,20 @@
-"""What rules share: a limit that is judged, its findings, and words of their sentences.
+"""A limit that is judged, its findings, words of their sentences, and the verdict. Pure.
 
 A finding is a `LimitResult`. No program reads its sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from pytest_gpumem.limits import BASE, LIMITS, count_of
+from msgspec.structs import replace
+
+from pytest_gpumem.limits import BASE, LIMITS, OF_FOOTPRINT, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
-from pytest_gpumem.records.row import LimitResult, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.units import format_share, short_bytes
 
 
@@ -124,3 +126,82 @@ def change(share: float) -> str:
     """Return "+1.20 %": a change of a latency; slower is positive."""
     # A share below a millionth is the rounding error of equal figures.
     return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
+
+
+def against(comparison: Comparison) -> str:
+    """Return a change with the size of its reference, in words."""
+    processes = counted(comparison.processes, "saved process")
+    days = counted(comparison.days, "day")
+    return f"{change(comparison.delta)} against {processes} of {days}"
+
+
+# The verdict on a row: no other module makes or changes a verdict
+
+
+def unjudged(*, simulated: bool) -> Verdict:
+    """Return the verdict of a row before any finding, which stays that of a row without limits."""
+    return Verdict(Outcome.MEASURED, "no limit set", simulated=simulated)
+
+
+def with_verdict(row: Row, findings: Iterable[LimitResult], *, strict: bool = False) -> Row:
+    """Return the row with the verdict that follows from all findings about it.
+
+    `findings`: of a row that has a verdict, `known(row)` are those that it rests on.
+    `strict`: the reason of a doubt says that it fails.
+    """
+    comparison = row.verdict.comparison
+    by_outcome: dict[Outcome, list[LimitResult]] = {outcome: [] for outcome in Outcome}
+    for result in findings:
+        by_outcome[result.outcome].append(result)
+    accepted, passed = by_outcome[Outcome.ACCEPTED], by_outcome[Outcome.PASS]
+    doubts = by_outcome[Outcome.FAIL] + by_outcome[Outcome.UNDECIDED] + by_outcome[Outcome.NEW]
+    doubts.sort(key=_order)
+    reported = [*accepted, *doubts] or passed or by_outcome[Outcome.MEASURED]
+    reported = reported or [_measured(comparison, row.limits)]
+    decisive = doubts[0] if doubts else reported[0]
+    outcome, code = decisive.outcome, decisive.code
+    reasons = dict.fromkeys(result.reason for result in reported if result.reason)
+    reason = "; ".join(reasons) or row.verdict.reason
+    if strict and outcome in (Outcome.UNDECIDED, Outcome.NEW):
+        reason += " (strict: this fails)"
+    verdict = Verdict(
+        outcome,
+        reason,
+        comparison,
+        row.verdict.simulated,
+        code,
+        tuple(doubts),
+        tuple(dict.fromkeys(result.limit for result in accepted)),
+        row.verdict.paired,
+    )
+    return replace(row, verdict=verdict)
+
+
+def known(row: Row) -> tuple[LimitResult, ...]:
+    """Return the findings that the verdict of a row rests on, as far as it has them."""
+    verdict = row.verdict
+    accepted = []
+    for name in verdict.accepted:
+        accepted.append(LimitResult(name, Outcome.ACCEPTED, None, f"{name} accepted"))
+    if verdict.limits:
+        return (*accepted, *verdict.limits)
+    results = []
+    for name in verdict.accepted or ("",):
+        results.append(LimitResult(name, verdict.outcome, verdict.code, verdict.reason))
+    return tuple(results)
+
+
+def _order(result: LimitResult) -> tuple[int, bool]:
+    # A FAIL by memory keeps its code beside a slow-down, which a duet may clear.
+    of_memory = result.outcome is Outcome.FAIL and result.limit in OF_FOOTPRINT
+    return result.outcome.rank, not of_memory
+
+
+def _measured(comparison: Comparison | None, limits: Limits) -> LimitResult:
+    reason = "no limit set"
+    if comparison is not None and limits.max_regression is None:
+        reason = f"{against(comparison)}, no limit set"
+    elif comparison is not None:
+        limit = f"max_regression {limits.max_regression}"
+        reason = f"{against(comparison)}: {limit} is judged at the session's end"
+    return LimitResult("", Outcome.MEASURED, None, reason)

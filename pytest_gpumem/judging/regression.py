@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date
 from statistics import fmean, median
 
-from pytest_gpumem.judging.finding import Check, basis, change, counted
+from pytest_gpumem.judging.finding import Check, against, basis
 from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
 from pytest_gpumem.judging.spread import FARTHEST
 from pytest_gpumem.outcomes import Code, Outcome
@@ -114,13 +114,6 @@ class ComparedRun:
     def text(self) -> str:
         """The change with what it is against, and its data."""
         return f"{against(self.comparison)}, {basis(self.measurement)}"
-
-
-def against(comparison: Comparison) -> str:
-    """Return a change with the size of its reference, in words."""
-    processes = counted(comparison.processes, "saved process")
-    days = counted(comparison.days, "day")
-    return f"{change(comparison.delta)} against {processes} of {days}"
 
 
 def against_reference(measurement: Measurement, runs: Runs) -> ComparedRun:

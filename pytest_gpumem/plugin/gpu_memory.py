@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
+from pytest_gpumem.judging.finding import unjudged
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
-from pytest_gpumem.judging.verdict import unjudged
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, keywords_of, uses, uses_benchmark

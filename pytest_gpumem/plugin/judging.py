@@ -11,11 +11,10 @@ from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import NONE
 from pytest_gpumem.baselines.saved import times_of
 from pytest_gpumem.judging.differences import row_differences
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import counted, unjudged, with_verdict
 from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.limits import relative
-from pytest_gpumem.judging.verdict import unjudged, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_benchmark import GpuTest

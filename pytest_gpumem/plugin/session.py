@@ -26,7 +26,7 @@ from pytest_gpumem.devices.protocol import (
     HoldExpired,
 )
 from pytest_gpumem.judging.expectations import Selection, stricter_limits
-from pytest_gpumem.judging.verdict import with_verdict
+from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.marks import keywords_of

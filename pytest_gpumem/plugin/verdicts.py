@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.verdict import known, with_verdict
+from pytest_gpumem.judging.finding import known, with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature, fail

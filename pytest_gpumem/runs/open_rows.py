@@ -18,11 +18,11 @@ from pytest_gpumem.baselines.acceptances import (
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
+from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
 from pytest_gpumem.judging.limits import EXACT, relative
 from pytest_gpumem.judging.regression import against_reference
-from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits

@@ -27,7 +27,7 @@ from pytest_gpumem.baselines.acceptances import (
     command,
     write,
 )
-from pytest_gpumem.judging.verdict import with_verdict
+from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.verdict import known, unjudged, with_verdict
+from pytest_gpumem.judging.finding import known, unjudged, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
