@@ -289,7 +289,7 @@ class CudaMemory:
             return
         least = self._spare_bytes(MemoryKind.DEVICE)
         if least < region.nbytes <= self._facts.memory_bytes // _SPARE_SHARE:
-            self.make_room()
+            self.make_room(unless_free=float("inf"))
             self._spare = region
         else:
             self._give_back(region.address, region.nbytes)
