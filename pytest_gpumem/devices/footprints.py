@@ -92,10 +92,8 @@ class Footprints:
             return True
         return self.driver.name in self.running and self.driver.name not in self.reasons
 
-    # What is watched
-
     def start(self, *, driver: bool, allow_kept: Sequence[str] = (), root: Path = Path()) -> None:
-        """Have the sources report from now on, also after a start.
+        """Have the sources report from now on.
 
         `driver`: watch the driver's allocations too, which takes some 3 us each.
         `allow_kept`: lines below `root` whose allocations are not kept.
@@ -179,8 +177,6 @@ class Footprints:
         watch = MemoryWatch(self)
         self.watches.append(watch)
         return watch
-
-    # Blocks whose memory is no test's
 
     @contextmanager
     def ours(self) -> Iterator[Growth]:
@@ -277,8 +273,6 @@ class Footprints:
                 watch.leave_out(series, grown)
             if grown.used:
                 growth[series] = grown.used
-
-    # Buffers of fixtures
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; return a number for `gave_back`, wherever it moves."""
