@@ -1,5 +1,5 @@
-"""What the measurements of a session share: streams, flushes of L2, floors, and clocks that are up;
-and what disturbs a measurement."""
+"""What the measurements of a session share: streams, flushes of L2, floors; and what disturbs
+them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on e
 BUSY = 2.0  # reading of an idle launch over the usual, above which the device is busy
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
 LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
-"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ
-because looks of a single rhythm could all miss work of the same rhythm."""
+"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. Looks of a
+single rhythm could all miss work of the same rhythm."""
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -54,8 +54,7 @@ WAKE_LIMIT = 2.0  # most seconds of that work: every measurement warms up beside
 class holding:  # noqa: N801 - a context manager; not a generator, which takes longer
     """Hold `stream` while the block queues work on it, for `timeout` seconds at most.
 
-    The next `synchronize` raises `HoldExpired` if the hold expired. An error of the block counts
-    alone.
+    The next `synchronize` raises `HoldExpired` if the hold expired, and the block did not raise.
     """
 
     __slots__ = ("_device", "_hold", "_stream", "_timeout")
@@ -171,7 +170,7 @@ class Harness:
         return self._floors
 
     def idle(self) -> Launch:
-        """Return a launch of a full grid of `write` with no elements to write, loaded.
+        """Return a launch, loaded, of a full grid of `write` with no elements to write.
 
         The address of a written line would change the reading by as much as processes differ.
         """
@@ -191,8 +190,7 @@ class Harness:
     ) -> list[float]:
         """Return the seconds between two events around a loaded launch, each stream in turn.
 
-        The first of the rounds, whose launches are slow, is left out. Holding ends with a hold that
-        expires.
+        The first of the rounds, whose launches are slow, is left out.
         """
         device = self.device
         start, end = device.streams.event(), device.streams.event()
@@ -212,12 +210,7 @@ class Harness:
         return seconds[len(streams) :]
 
     def busy(self) -> bool:
-        """True if other work of any thread or process keeps the device busy.
-
-        An idle launch has to wait for room then. It is read twice, after a pause and behind a hold:
-        another thread of Python gets the interpreter's lock, which it needs to launch, in the
-        pause.
-        """
+        """True if an idle launch has to wait for room, after a pause or behind a hold."""
         if self.device.launches_wait():
             return False
         if self._after_a_pause() > SURELY_BUSY:
@@ -257,12 +250,10 @@ class Harness:
 
 
 class Disturbances:
-    """What disturbs a measurement: other work on the device, and clocks that throttle.
-
-    `patience`: seconds of waiting while the device is throttled or busy.
-    """
+    """What disturbs a measurement: other work on the device, and clocks that throttle."""
 
     def __init__(self, harness: Harness, patience: float) -> None:
+        """`patience`: seconds of waiting while the device is throttled or busy."""
         self._harness, self._device, self._patience = harness, harness.device, patience
         self.waited = 0.0
         self.looks: list[bool] = []  # whether other work kept the device busy
@@ -293,9 +284,8 @@ class Disturbances:
         self._looked = self._device.now()
 
     def after_samples(self, clocks: Sequence[float]) -> bool:
-        """Read the conditions; return True if samples were taken under throttling.
+        """Look for other work from time to time; return True for samples under throttling.
 
-        Looks for other work from time to time, and waits while the device is throttled.
         `clocks`: hertz of the SM clock that ran, where they are known.
         """
         reported = self._device.conditions()
@@ -325,10 +315,7 @@ class Disturbances:
 
 
 def worst(conditions: Sequence[Conditions]) -> Conditions | None:
-    """Return the least favourable figures, or None if there are no conditions.
-
-    A figure that the driver never gave stays None.
-    """
+    """Return the least favourable figures, of those that the driver gave."""
     if not conditions:
         return None
     least: dict[str, Any] = {}

@@ -19,20 +19,13 @@ LEAST_SAMPLES = 3  # samples of a placement of a launch that is slow for the bud
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NOTHING = 0.12  # share of the budget that counts as next to nothing
 MOST_SAMPLES = 1000  # placements and processes differ by more than further samples resolve
-MOST_PLACEMENTS_FACTOR = 4
-"""Placements may grow to this many times the wanted number: while the interval is too wide, or at
-once where they are small."""
+MOST_PLACEMENTS_FACTOR = 4  # over the wanted number, while the interval is too wide
 ENOUGH_SAMPLES = 25  # that each placement may take, where placements follow each other
-BELOW_PROCESSES = 10e-9
-"""Standard error from samples below which more do not help: processes differ by 24 ns or more."""
-NEGLIGIBLE = 0.5  # the same over the standard error from placements
+BELOW_PROCESSES = 10e-9  # standard error from samples: processes differ by 24 ns or more
+NEGLIGIBLE = 0.5  # standard error from samples over that from placements
 FEW_IN_TURN = 12  # samples from which those of a placement in turn tell their noise
-SHORT = 40e-6
-"""A launch below which each placement in turn takes all of its samples: they vary by per cents
-there, and cost next to nothing."""
-SPREAD_SHARE = 0.25
-"""Standard error of a placement's median over the standard deviation between placements, below
-which more samples do not help."""
+SHORT = 40e-6  # a launch below which samples vary by per cents, and cost next to nothing
+SPREAD_SHARE = 0.25  # standard error of a placement's median over the deviation between placements
 
 # The test for a trend in a warm-up.
 WINDOW = 12  # fewest samples: enough for a rank correlation to show a drift in quiet samples
@@ -41,8 +34,8 @@ RESOLVED = 0.0075  # largest standard error of the drift within the window, as a
 DRIFT = 0.002  # share of the median below which a trend does not matter
 LEVEL = 0.05  # significance level
 _MEDIANS = 2 * 1.2533
-"""Standard error of the difference between the medians of a series' halves, times the square root
-of its length, over the standard deviation: sqrt(2 pi) for normal data."""
+"""sqrt(2 pi): the standard error of the difference between the medians of a normal series' halves,
+times the square root of its length, over the standard deviation."""
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -69,9 +62,8 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
 
     A median's standard error is half the distance between the samples that lie a standard
     deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
-    (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and it covers
-    two levels between which the median may fall. It is 0 where the clock's ticks are coarser than
-    the samples' variation.
+    (David and Nagaraja 2003, Order Statistics, chapter 7). It covers two levels between which the
+    median may fall, and is 0 where the clock's ticks are coarser than the samples' variation.
     """
     variance = 0.0
     # Nearly always all placements have the same number of samples: a single call is fast.
@@ -122,20 +114,17 @@ def rounds_left(rounds: int, places: int) -> int:
 
 
 def affordable(cost: float, budget: float) -> int:
-    """Return the largest number of placements side by side, at least two.
-
-    Each takes a sample to warm up and then the fewest samples, of `cost` each.
-    """
+    """Return the largest number of placements side by side, if a sample has this cost."""
     if cost <= 0:
         return MOST_SAMPLES
-    return max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES)))
+    samples = 1 + LEAST_SAMPLES  # the first warms up
+    return max(2, int(min(budget / (samples * cost), MOST_SAMPLES)))
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     """Return the most samples of each placement, where placements follow each other.
 
-    They are fewer than three where two placements exceed the budget.
-    `cost`: of a sample, with its flush. `budget`: for the whole measurement.
+    They are fewer than three where two placements exceed the budget of the measurement.
     """
     most = FEW_SAMPLES
     if placements > 1:
@@ -173,14 +162,9 @@ def go_on(
     spent: float,
     budget: float,
 ) -> bool:
-    """True if another placement is to be measured.
-
-    It goes on until there are `placements` of them, or another, after the second, would exceed
-    twice the budget; then while the interval is wider than the share `wanted`, the budget is not
-    spent, and there are fewer than `most`. A single wanted placement stays where it is.
-    """
+    """True if another placement is to be measured: of `placements`, or then of `most`."""
     if placements == 1:
-        return not medians
+        return not medians  # it stays where it is
     if len(medians) >= 2 and spent * (1 + 1 / len(medians)) > 2 * budget:
         return False
     if len(medians) < placements:
@@ -191,10 +175,6 @@ def go_on(
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     """True if the last samples, as many as resolve a drift from their noise, have no trend.
 
-    The Mann-Kendall test finds none at `LEVEL`, or the medians of their halves differ by at most
-    the share `DRIFT`: a real but tiny trend must not prolong the warm-up. Nor do the last two to
-    six samples lie beyond all before them: a rank correlation hardly notices a step near the end.
-
     `most`: largest number of samples that the test uses, 12 or more.
     """
     if len(samples) < WINDOW:
@@ -203,8 +183,9 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     if len(samples) < window:
         return False
     last = list(samples[-window:])
-    if _stepped(last):
+    if _stepped(last):  # a rank correlation hardly notices a step near the end
         return False
+    # A real but tiny trend must not prolong the warm-up.
     early, late = statistics.median(last[: window // 2]), statistics.median(last[window // 2 :])
     return bool(abs(late - early) <= DRIFT * late or trend_significance(last) > LEVEL)
 
@@ -228,9 +209,9 @@ def _resolving(samples: Sequence[float]) -> int:
 
 
 def trend_significance(series: Sequence[float]) -> float:
-    """Return the two-sided p-value of the Mann-Kendall trend test.
+    """Return the two-sided p-value of the Mann-Kendall trend test (Mann 1945; Kendall 1975).
 
-    In its normal approximation with ties (Mann 1945; Kendall 1975), good from ten values on.
+    In its normal approximation with ties, good from ten values on.
     """
     n = len(series)
     values = np.asarray(series)

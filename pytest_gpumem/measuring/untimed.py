@@ -1,8 +1,7 @@
 """Launches besides the samples: the search for the stream on which a foreign callable works, and
 the untimed passes for page faults, migrations, what a launch ran, and work that the samples miss.
 
-A library need not follow the current stream: Numba has none, a framework may keep its streams.
-Timing the wrong stream gives a wrong number without any error, so the device is watched.
+A library need not follow the current stream, and timing another stream gives a wrong number.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class TimingSite(NamedTuple):
 
 
 def find_stream(target: Target, floor: float, first: float = 0.0) -> TimingSite:
-    """Find the stream on which the work can be timed; `target.stream` is the current one.
-
-    The search launches short work some seven times, and long work at most twice.
+    """Find the stream on which the work can be timed: short work in some seven launches, long work
+    in two.
 
     `floor`: seconds of an empty interval. `first`: of the first launch, with what it compiled.
     Raises `HoldExpired`: the work waits for the device.

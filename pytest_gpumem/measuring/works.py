@@ -57,7 +57,7 @@ class Work(Target):
         super().__init__(name, arena.device, arena.stream)
         self.engines, self.queue = frozenset(engines), queue
         self._poison, self._verify = poison, verify
-        self.checks = verify is not None
+        self.checks, self.waits = verify is not None, HOST in self.engines
 
     def launch(self, place: int, stream: Stream) -> None:
         self.queue(stream)
@@ -191,12 +191,7 @@ class Works:
         def run(stream: Stream) -> None:
             function()
 
-        return self._on_host(name, run)
-
-    def _on_host(self, name: str, run: Queue) -> Work:
-        work = Work(self._arena, name, [HOST], run)
-        work.waits = True
-        return work
+        return Work(self._arena, name, [HOST], run)
 
     def busy(self, seconds: float) -> Work:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
@@ -209,7 +204,7 @@ class Works:
             while now() < end:
                 pass
 
-        return self._on_host(f"host busy for {format_time(seconds)}", spin)
+        return Work(self._arena, f"host busy for {format_time(seconds)}", [HOST], spin)
 
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Work:
@@ -223,7 +218,9 @@ class Works:
         """
         size = parse_bytes(nbytes)
         cycle = self._allocators.enter_context(self.device.memory.allocator(allocator))
-        return self._on_host(f"{allocator} of {format_bytes(size)}", partial(cycle, size))
+        return Work(
+            self._arena, f"{allocator} of {format_bytes(size)}", [HOST], partial(cycle, size)
+        )
 
     def in_turn(self, *works: Work) -> Work:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""

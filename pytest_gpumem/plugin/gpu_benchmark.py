@@ -3,7 +3,6 @@ measurements and hands back their results."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 import zlib
@@ -92,8 +91,8 @@ class GpuTest:
         return self.session.kernels
 
     @contextmanager
-    def spending(self) -> Iterator[Plan]:
-        """The plan of a measurement; limits its time, and charges it to a total budget."""
+    def spending(self) -> Iterator[float]:
+        """The seconds of a measurement; limits its time, and charges it to a total budget."""
         session, settings = self.session, self.settings
         begun, budgets = self.device.now(), list[float]()
         if settings.budget is not None:
@@ -107,13 +106,7 @@ class GpuTest:
                 if settings.timeout and not session.ranges.tool_attached():
                     deadline: Any = session.config.pluginmanager.getplugin("gpumem-deadline")
                     stack.enter_context(deadline.limit(self.item, budget + settings.timeout))
-                yield Plan(
-                    settings.mode,
-                    settings.sampler,
-                    settings.placements,
-                    settings.precision,
-                    budget,
-                )
+                yield budget
         finally:
             if session.ledger is not None:
                 session.ledger.took(self.device.now() - begun)
@@ -240,7 +233,6 @@ class GpuBenchmark:
         """
         __tracebackhide__ = True
         self._entries.called = True
-        test = self._test
         parameters = parameters_of(function)
         given: dict[str, Any] = {
             "label": label,
@@ -266,13 +258,11 @@ class GpuBenchmark:
                 if near:
                     raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         declared = {name: given[name] for name in DECLARED if given[name] is not None}
-        checked_label, checked_limits = self._check_label(given["label"]), self._limits(limits)
+        label, checked = self._check_label(given["label"]), self._limits(limits)
         target = target_of(
-            function, args, kwargs, arena=test.arena, stream=given["stream"], **declared
+            function, args, kwargs, arena=self._test.arena, stream=given["stream"], **declared
         )
-        return self._measure(
-            target, checked_label, checked_limits, given["mode"], given["count_pages"]
-        )
+        return self._measure(target, label, checked, given["mode"], given["count_pages"])
 
     def case(
         self,
@@ -291,7 +281,6 @@ class GpuBenchmark:
         """
         __tracebackhide__ = True
         self._entries.called = True
-        test = self._test
         label = self._check_label(label)
         for name in limits:
             if name not in LIMITS:  # one of a footprint is refused with the others
@@ -299,13 +288,8 @@ class GpuBenchmark:
                 if name in DECLARED:
                     hint = ": it is a field of the Case"
                 raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{hint}")
-        return self._measure(
-            CaseTarget(build, test.arena),
-            label,
-            self._limits(limits),
-            mode,
-            count_pages,
-        )
+        target = CaseTarget(build, self._test.arena)
+        return self._measure(target, label, self._limits(limits), mode, count_pages)
 
     def _measure(
         self,
@@ -316,15 +300,18 @@ class GpuBenchmark:
         count_pages: bool | None,
     ) -> Result:
         __tracebackhide__ = True
-        test, session = self._test, self._test.session
+        test, session, settings = self._test, self._test.session, self._test.settings
         if count_pages not in (None, True, False):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         with ExitStack() as stack:
             if label:  # a profiler tells the measurements of one test apart by it
                 stack.enter_context(session.ranges.range(labelled(test.range_name, label)))
-            plan = dataclasses.replace(
-                stack.enter_context(test.spending()),
-                mode=test.settings.mode if mode is None else mode,
+            plan = Plan(
+                mode=settings.mode if mode is None else mode,
+                sampler=settings.sampler,
+                placements=settings.placements,
+                precision=settings.precision,
+                budget=stack.enter_context(test.spending()),
                 pages=bool(count_pages or limits.max_gpu_page_faults or limits.max_migrated),
                 # What a launch runs is recorded for the baseline, or for a limit.
                 ran=session.evidence or counts_steps(limits),
