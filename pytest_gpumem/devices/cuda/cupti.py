@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
 import sys
 import threading
@@ -71,6 +72,7 @@ _PARAMETERS: dict[str, tuple[type[Any], ...]] = {
     "cuptiUnsubscribe": (ctypes.c_void_p,),
     "cuptiEnableCallback": (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
 }
+_SUFFIXES = ("", "_ptds", "_ptsz")  # of calls on the per-thread default stream
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
@@ -120,7 +122,8 @@ class Callbacks:
     ) -> Callable[[], None]:
         """Have `receive` called for these callbacks; return the function that ends it.
         `domain`: "DRIVER_API" or "RESOURCE".
-        `names`: as in cupti-python; those that the installed version lacks are left out.
+        `names`: as in cupti-python, without "_ptds" and "_ptsz" of the per-thread default stream;
+        those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else.
         `lost`: called with the reason once a call was missed, or `receive` has failed.
         `begins`: False where only the ends of calls matter that do not fail.
@@ -136,10 +139,10 @@ class Callbacks:
             self._close()
 
         try:
-            for name in names:
-                if not hasattr(numbers, name):
+            for name, suffix in itertools.product(names, _SUFFIXES):
+                if not hasattr(numbers, name + suffix):
                     continue
-                key = domain_number, int(getattr(numbers, name))
+                key = domain_number, int(getattr(numbers, name + suffix))
                 keys.append(key)
                 others = self._receivers.get(key, ())
                 self._receivers[key] = (*others, _Receiver(receive, name, begins, lost))

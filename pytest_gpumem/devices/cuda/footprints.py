@@ -55,9 +55,6 @@ class _MemoryCall(NamedTuple):
 
 _PINNED = _MemoryCall("pinned")
 _UNPINNED = _MemoryCall("pinned", returned=False, nbytes=None)
-_ORDERED = _MemoryCall("device", stream=2)
-_FROM_POOL = _MemoryCall("device", stream=3)
-_ORDERED_FREE = _MemoryCall("device", returned=False, nbytes=None, stream=1)
 _CALLS = {
     "cuMemAlloc_v2": _MemoryCall("device"),
     "cuMemAllocPitch_v2": _MemoryCall("device", rows=3),
@@ -66,15 +63,12 @@ _CALLS = {
     "cuMemHostAlloc": _PINNED,
     "cuMemHostAlloc_v2": _PINNED,
     "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
-    "cuMemAllocAsync": _ORDERED,
-    "cuMemAllocAsync_ptsz": _ORDERED,
-    "cuMemAllocFromPoolAsync": _FROM_POOL,
-    "cuMemAllocFromPoolAsync_ptsz": _FROM_POOL,
+    "cuMemAllocAsync": _MemoryCall("device", stream=2),
+    "cuMemAllocFromPoolAsync": _MemoryCall("device", stream=3),
     "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes=None),
     "cuMemFreeHost": _UNPINNED,
     "cuMemHostUnregister": _UNPINNED,
-    "cuMemFreeAsync": _ORDERED_FREE,
-    "cuMemFreeAsync_ptsz": _ORDERED_FREE,
+    "cuMemFreeAsync": _MemoryCall("device", returned=False, nbytes=None, stream=1),
 }
 _BY_HANDLE = {
     # virtual memory lives from its creation until its last handle and its last mapping are gone
@@ -86,7 +80,6 @@ _BY_HANDLE = {
     "cuMemUnmap": 2,
     "cuMemRetainAllocationHandle": 2,
     "cuMemMapArrayAsync": 0,
-    "cuMemMapArrayAsync_ptsz": 0,
     # CUDA arrays
     "cuArrayCreate_v2": 2,
     "cuArray3DCreate_v2": 2,

@@ -1,14 +1,11 @@
 """The modules and the arguments of the kernels that this process launches, from CUPTI's callbacks.
 
-CUPTI hands out the image of each module when it is loaded, but not its handle. A kernel's name
-alone does not tell its module: two modules may hold the same name. So the calls that load modules
-and look kernels up are followed too, and launches while `launches` collects them.
+CUPTI hands out the image of each module when it is loaded, but not its handle, and two modules may
+hold kernels of the same name. So the calls that load modules and look kernels up are followed too,
+and launches while `launches` collects them. A launch of a graph has no arguments. Its nodes have:
+they are read when the graph is made executable, because a library may destroy the graph then. What
+was loaded while nobody followed is not known. Following does not call cuInit.
 
-A launch of a graph has no arguments: its nodes have, and a library may destroy the graph once it is
-made executable. So calls that make and change executable graphs are followed, all of them rare, and
-the nodes are read at once.
-
-What was loaded while nobody followed is not known. Following does not call cuInit.
 Sources: CUPTI, Callback API, CUpti_CallbackData and CUpti_ModuleResourceData; CUDA Driver API, for
 the order of the parameters of calls, which CUPTI hands out as a struct; cuLaunchKernel
 (`kernelParams`), cuFuncGetParamInfo, cuPointerGetAttributes, CUDA_KERNEL_NODE_PARAMS.
@@ -46,22 +43,17 @@ _LOOKS_UP = (*_BY_NAME, "cuKernelGetFunction", "cuLibraryGetModule")
 it. The third parameter of those in `_BY_NAME` is the name of a kernel."""
 _LAUNCHES = {
     "cuLaunchKernel": (0, 6),
-    "cuLaunchKernel_ptsz": (0, 6),
     "cuLaunchKernelEx": (1, 2),
-    "cuLaunchKernelEx_ptsz": (1, 2),
     "cuLaunchCooperativeKernel": (0, 6),
-    "cuLaunchCooperativeKernel_ptsz": (0, 6),
 }
 """Calls that launch a kernel, with the words of their parameters that hold the function and
 `kernelParams`."""
-_GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")
-"""Calls whose first parameter is an executable graph."""
+_GRAPH_LAUNCH = "cuGraphLaunch"  # its first parameter is an executable graph
 _GRAPHS_MADE = (
     "cuGraphInstantiate",
     "cuGraphInstantiate_v2",
     "cuGraphInstantiateWithFlags",
     "cuGraphInstantiateWithParams",
-    "cuGraphInstantiateWithParams_ptsz",
 )
 """Calls whose first parameter is the address of the new executable graph, the second the graph."""
 _GRAPHS_UPDATED = ("cuGraphExecUpdate", "cuGraphExecUpdate_v2")
@@ -157,7 +149,7 @@ class Modules:
             yield self._launches
             return
         with self.following(), ExitStack() as ends:
-            calls = (*_LAUNCHES, *_GRAPH_LAUNCHES)
+            calls = (*_LAUNCHES, _GRAPH_LAUNCH)
             ends.callback(CALLBACKS.add("DRIVER_API", calls, self._called, self._forget))
             self._launches = []
             try:
@@ -237,7 +229,7 @@ class Modules:
             self._launched(name, call, loaded)
         elif call.failed:
             return
-        elif name not in _GRAPH_LAUNCHES:
+        elif name != _GRAPH_LAUNCH:
             self._handle_given(name, call.parameters, loaded)
         elif self._launches is not None:
             (executable,) = words(call.parameters, 1)

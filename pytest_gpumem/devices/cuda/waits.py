@@ -20,7 +20,7 @@ from pytest_gpumem.records.footprint import WaitLine, Waits
 
 _WAITS = re.compile(
     r"(cu(?:CtxSynchronize|StreamSynchronize|EventSynchronize|MemFree|MemFreeHost"
-    r"|Memcpy(?:HtoD|DtoH|HtoA|AtoH|2D|2DUnaligned|3D)?))(?:_v\d+)?(?:_ptds|_ptsz)?"
+    r"|Memcpy(?:HtoD|DtoH|HtoA|AtoH|2D|2DUnaligned|3D)?))(?:_v\d+)?"
 )
 """The calls that wait: to free memory waits for the work that may use it, and so does a copy of
 host memory without Async in its name."""

@@ -13,9 +13,9 @@ from pytest_gpumem.devices.user_lines import PACKAGE, line_of
 def test_the_calls_that_wait() -> None:
     for name, call in [
         ("cuCtxSynchronize", "cuCtxSynchronize"),
-        ("cuStreamSynchronize_ptsz", "cuStreamSynchronize"),
+        ("cuStreamSynchronize", "cuStreamSynchronize"),
         ("cuMemFree_v2", "cuMemFree"),
-        ("cuMemcpyDtoH_v2_ptds", "cuMemcpyDtoH"),
+        ("cuMemcpyDtoH_v2", "cuMemcpyDtoH"),
         ("cuMemcpy2DUnaligned_v2", "cuMemcpy2DUnaligned"),
         ("cuMemcpyDtoD_v2", None),
         ("cuMemcpyPeer", None),
