@@ -6,21 +6,188 @@ It runs no kernel and creates no CUDA context.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from importlib import metadata
+from pathlib import Path
 
 from msgspec import to_builtins
 
 from pytest_gpumem.devices import opening
-from pytest_gpumem.doctor.checks import Check, Status, gpu_checks, package_checks, tool_checks
+from pytest_gpumem.memory.managed import no_migration
+from pytest_gpumem.nsight import tools
 from pytest_gpumem.options import device_choice
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.reporting.columns import hanging, wrapped
-from pytest_gpumem.units import QuantityError
+from pytest_gpumem.reporting.terminal import device_text
+from pytest_gpumem.units import QuantityError, short_bytes
 
 SCHEMA = 3  # version of the layout of the JSON
+
+
+class Status(str, Enum):
+    OK = "OK"
+    WARNING = "warning"  # it works with a restriction, or only some features need what is missing
+    FAILURE = "failure"  # until this is repaired, a GPU cannot be measured reliably
+
+
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # distributions of CuPy; the last one of any CUDA
+PACKAGES = (
+    ("cuda-bindings", "cuda", Status.FAILURE, "no GPU can be used without it"),
+    ("cupti-python", "cupti", Status.WARNING, "page faults, migrations and peaks are not counted"),
+    ("nvidia-ml-py", "", Status.WARNING, "no clocks, throttle reasons and other processes"),
+    ("nvtx", "", Status.WARNING, "no named ranges in Nsight's tools"),
+)
+"""Distribution, our extra for each CUDA, status without it, and what is lost."""
+COUNTERS = Path("/proc/driver/nvidia/params")  # says who may read hardware counters
+_UNKNOWN = "the driver does not say"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check."""
+
+    name: str
+    status: Status
+    detail: str  # the state, or the features that are lost
+    remedy: str = ""  # what repairs it; empty if the status is OK
+
+
+def gpu_checks(
+    facts: DeviceFacts | None, reason: str, card: Card | None, unseen: str
+) -> Iterator[Check]:
+    """Checks of the GPU: `facts` by CUDA, or None for `reason`; `card` by NVML, or None for
+    `unseen`."""
+    if facts is None:
+        yield _missing_gpu(reason, card)
+    else:
+        yield Check("GPU", Status.OK, device_text(facts))
+        yield from _abilities(facts)
+    if card is not None:
+        yield _throttling(card)
+        yield _processes(card)
+    elif facts is not None:
+        detail = f"clocks, throttling and other processes cannot be read: {unseen}"
+        remedy = "pip install nvidia-ml-py; in a container: NVIDIA_DRIVER_CAPABILITIES=utility"
+        yield Check("state of the GPU", Status.WARNING, detail, remedy)
+
+
+def _missing_gpu(reason: str, card: Card | None) -> Check:
+    remedy = "install what the lines below name as missing"
+    if card is None:
+        remedy = "install the driver; in a container, start it with GPU access (--gpus all)"
+    elif card.mig:
+        remedy = "name a MIG instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)"
+    return Check("GPU", Status.FAILURE, reason, remedy)
+
+
+def _abilities(facts: DeviceFacts) -> Iterator[Check]:
+    if facts.mps:
+        detail = "a server runs: its other clients disturb every measurement"
+        remedy = "stop it while measuring: echo quit | nvidia-cuda-mps-control"
+        yield Check("MPS", Status.WARNING, detail, remedy)
+    if facts.persists:
+        most = short_bytes(facts.persisting_l2_max_bytes)
+        yield Check("persisting L2", Status.OK, f"up to {most} can be set aside")
+    else:
+        detail = "not on this GPU: tests of persisting_stream skip"
+        remedy = "measure it on a whole GPU of compute capability 8.0 or newer"
+        yield Check("persisting L2", Status.WARNING, detail, remedy)
+    why = no_migration(facts)
+    if why is None:
+        yield Check("managed memory", Status.OK, "pages migrate on demand, prefetch works")
+    else:
+        remedy = "measure managed memory on bare Linux, on a GPU that can"
+        yield Check("managed memory", Status.WARNING, f"{why}; its tests skip", remedy)
+
+
+def _throttling(card: Card) -> Check:
+    if card.throttle_reasons is None:
+        return Check("throttling", Status.OK, _UNKNOWN)
+    if not card.throttle_reasons:
+        return Check("throttling", Status.OK, "none")
+    detail = f"slowed now by {', '.join(card.throttle_reasons)}"
+    remedy = "wait until the GPU is idle and cool; for hw_ reasons check cooling and power supply"
+    return Check("throttling", Status.WARNING, detail, remedy)
+
+
+def _processes(card: Card) -> Check:
+    if card.processes is None:
+        return Check("other processes", Status.OK, _UNKNOWN)
+    if not card.processes:
+        return Check("other processes", Status.OK, "none")
+    names = []
+    for process in card.processes:
+        details = [process.name or "unknown program"]
+        if process.memory_bytes:
+            details.append(short_bytes(process.memory_bytes))
+        names.append(f"pid {process.pid} ({', '.join(details)})")
+    detail = f"on the GPU: {', '.join(names)}; rows measured beside them are UNDECIDED"
+    remedy = "end them, or measure on another GPU (--gpumem-device=cuda:N)"
+    return Check("other processes", Status.WARNING, detail, remedy)
+
+
+def package_checks(versions: Mapping[str, str]) -> Iterator[Check]:
+    """Checks of the packages that pip installs. `versions`: of those that are installed."""
+    cupy = [name for name in CUPY if name in versions]
+    listed = ", ".join(f"{name} {versions[name]}" for name in cupy)
+    major = ""
+    if len(cupy) == 1:
+        major = cupy[0].removeprefix("cupy").removeprefix("-cuda").removesuffix("x")
+        yield Check("CuPy", Status.OK, listed)
+    elif cupy:
+        remedy = f"pip uninstall -y {' '.join(cupy)}; {_install('cuda', '')}"
+        yield Check("CuPy", Status.FAILURE, f"{listed} overwrite each other", remedy)
+    else:
+        detail = "no GPU can be used without it"
+        yield Check("CuPy", Status.FAILURE, detail, _install("cuda", ""))
+    for name, extra, status, lost in PACKAGES:
+        version = versions.get(name)
+        remedy = _install(extra, major) if extra else f"pip install {name}"
+        if version is None:
+            yield Check(name, status, lost, remedy)
+        elif extra and major and version.partition(".")[0] != major:
+            detail = f"{version} is not for CUDA {major}, which CuPy uses"
+            yield Check(name, Status.WARNING, detail, remedy)
+        else:
+            yield Check(name, Status.OK, version)
+
+
+def _install(extra: str, major: str) -> str:
+    """The command that installs an extra for a major version of CUDA, empty if it is unknown."""
+    if major:
+        return f"pip install 'pytest-gpumem[{extra}{major}]'"
+    return f"pip install 'pytest-gpumem[{extra}13]' (driver 580 or newer) or '[{extra}12]'"
+
+
+def tool_checks(environment: Mapping[str, str]) -> Iterator[Check]:
+    """Nsight's tools, and the permission to read counters."""
+    for tool in (tools.NSYS, tools.NCU):
+        try:
+            path = tools.find(tool, environment)
+        except tools.ToolMissing as missing:
+            detail, _, remedy = str(missing).partition("; looked on")[0].partition(": ")
+            remedy = remedy or f"install {tool.title} ({tool.source})"
+            yield Check(tool.program, Status.WARNING, detail, remedy)
+            continue
+        yield Check(tool.program, Status.OK, str(path))
+    restricted = re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE)
+    if restricted:
+        remedy = (
+            f"load the module with NVreg_RestrictProfilingToAdminUsers=0: {tools.COUNTERS_DOCUMENT}"
+        )
+        yield Check("counters", Status.WARNING, "for administrators only: ncu fails", remedy)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)

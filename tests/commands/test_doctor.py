@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.doctor import find
-from pytest_gpumem.doctor.checks import Check, Status, gpu_checks, package_checks, tool_checks
+from pytest_gpumem.doctor import Check, Status, find, gpu_checks, package_checks, tool_checks
 from pytest_gpumem.records.device import Card, CardProcess
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0")

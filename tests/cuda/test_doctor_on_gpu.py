@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from pytest_gpumem.doctor import examine, text
-from pytest_gpumem.doctor.checks import Status
+from pytest_gpumem.doctor import Status, examine, text
 
 
 def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
