@@ -111,14 +111,14 @@ def parse_bytes(value: str | int) -> int:
 
 def parse_time(value: str | float) -> float:
     """Return the seconds of a time such as "12 us", or of a number."""
-    if is_number(value):
+    if _is_number(value):
         return _finite(value, TIMES_ACCEPTED, value)
     return _finite(value, TIMES_ACCEPTED, _quantity(value, _TIMES, TIMES_ACCEPTED) / 10**9)
 
 
 def parse_rate(value: str | float) -> float | Share:
     """Return the bytes per second of a rate such as "2.4 TB/s", or the `Share` of "85% of peak"."""
-    if is_number(value):
+    if _is_number(value):
         return _finite(value, RATES_ACCEPTED, value)
     match = _match(rf"({_NUMBER})\s*%\s+of\s+peak", value)
     if match is None:
@@ -237,7 +237,42 @@ def format_share(share: float, *, sign: bool = False) -> str:
     return f"{_digits(share * 100, 3, sign)} %"
 
 
-def is_number(value: object) -> TypeGuard[float]:
+class Quantity(float):
+    """A figure in SI units that a failed assertion shows with its unit; else it is a float."""
+
+    __slots__ = ("write",)
+    write: Callable[[float], str]
+
+    def __new__(cls, value: float, write: Callable[[float], str]) -> Quantity:
+        quantity = super().__new__(cls, value)
+        quantity.write = write
+        return quantity
+
+    def __repr__(self) -> str:
+        return self.write(float(self))
+
+    __str__ = float.__repr__
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)
+
+
+def comparison_text(left: object, relation: str, right: object) -> list[str] | None:
+    """Return the lines about a failed comparison with a `Quantity`, such as ["3188 GB/s > 3319
+    GB/s", "3.95 % below"], or None if no side is a quantity."""
+    if not (_is_number(left) and _is_number(right)):
+        return None
+    quantity = left if isinstance(left, Quantity) else right
+    if not isinstance(quantity, Quantity) or relation not in ("<", "<=", ">", ">=", "=="):
+        return None
+    lines = [f"{quantity.write(float(left))} {relation} {quantity.write(float(right))}"]
+    if right > 0 and left != right:
+        side = "above" if left > right else "below"
+        lines.append(f"{format_share(abs(left / right - 1))} {side}")
+    return lines
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

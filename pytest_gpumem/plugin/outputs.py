@@ -25,10 +25,10 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
-from pytest_gpumem.quantity import comparison_text
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.row import LOST, UNJUDGED, Omission
 from pytest_gpumem.revisions import trouble
+from pytest_gpumem.units import comparison_text
 
 GPU_IDENTITY = (
     "key",

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import basis
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.quantity import Quantity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement, Overlap
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.units import format_rate, format_share, format_time
+from pytest_gpumem.units import Quantity, format_rate, format_share, format_time
 
 
 class NoTraffic(ValueError):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem import units
-from pytest_gpumem.quantity import Quantity, comparison_text
 from pytest_gpumem.units import (
     GB,
     Budget,
@@ -19,8 +18,10 @@ from pytest_gpumem.units import (
     KiB,
     Margin,
     MiB,
+    Quantity,
     QuantityError,
     Share,
+    comparison_text,
     format_rate,
     format_time,
 )
