@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,15 +58,6 @@ _LEAST_SHARE = 5
 other libraries is measured."""
 
 
-@dataclass(eq=False)
-class _Region:
-    """One `cudaMalloc` that several allocations lie in."""
-
-    address: int
-    nbytes: int
-    parts: int  # allocations that lie in it now
-
-
 class CudaMemory:
     """Allocates by `cudaMalloc`: a pool would give the same places again, which have a speed."""
 
@@ -75,7 +65,7 @@ class CudaMemory:
         self._context = context
         self._index = context.index
         self._facts = facts
-        self._spare: _Region | None = None
+        self._spare: Allocation | None = None
         """A region that nothing lies in: a free would be scrubbed beside the next measurement."""
         self._scrubbed = 0.0  # when what was freed will be scrubbed, by `time.monotonic`
         self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
@@ -146,14 +136,14 @@ class CudaMemory:
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         # One call of the driver: each takes a tenth of a millisecond.
         region = self._region(needed_bytes(sizes))
-        region.parts = len(sizes)
+        region.backing = len(sizes)  # blocks that lie in it
         blocks = []
         for size, offset in zip(sizes, scattered(sizes, region.nbytes, seed), strict=True):
             address = region.address + offset
             blocks.append(Allocation(MemoryKind.DEVICE, size, address, 0, backing=region))
         return blocks
 
-    def _region(self, nbytes: int) -> _Region:
+    def _region(self, nbytes: int) -> Allocation:
         if self._spare is not None and self._spare.nbytes >= nbytes:
             spare, self._spare = self._spare, None
             return spare
@@ -164,8 +154,7 @@ class CudaMemory:
             self.free_bytes(MemoryKind.DEVICE) // 2,
         )
         size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
-        whole = self.allocate(size, MemoryKind.DEVICE)
-        return _Region(whole.address, size, 0)
+        return self.allocate(size, MemoryKind.DEVICE)
 
     def _empty_pools(self) -> None:
         """Have CuPy and PyTorch give back what their pools keep for the streams of other tests."""
@@ -261,7 +250,7 @@ class CudaMemory:
             del self._locked[allocation.host_address]
         if self._context.gone() is not None:  # its memory went with it
             return
-        if isinstance(backing, _Region):
+        if isinstance(backing, Allocation):
             self._left(backing)
             return
         for start in _starts(allocation):
@@ -282,10 +271,10 @@ class CudaMemory:
         elif kind.locked:
             check(R.cudaFreeHost(allocation.host_address), doing)
 
-    def _left(self, region: _Region) -> None:
-        """Count an allocation less; keep an empty region that is neither large nor the smaller."""
-        region.parts -= 1
-        if region.parts:
+    def _left(self, region: Allocation) -> None:
+        """Count a block less; keep an empty region that is neither large nor the smaller."""
+        region.backing -= 1
+        if region.backing:
             return
         least = self._spare_bytes(MemoryKind.DEVICE)
         if least < region.nbytes <= self._facts.memory_bytes // _SPARE_SHARE:
