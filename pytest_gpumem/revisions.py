@@ -37,26 +37,26 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     """Sort stored revisions by the history that HEAD shares with `of`, a branch, tag or commit.
     Raises `RevisionError`: git fails, or `of` is no commit or shares no history with HEAD.
     """
-    commit = _git(
+    commit = git(
         folder,
         ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"],
         f"{of!r} is no commit of {folder}",
     )
     hint = " (this clone is shallow: fetch its history)" if _is_shallow(folder) else ""
     why = f"HEAD and {of!r} have no history in common{hint}"
-    merge_base = _git(folder, ["merge-base", "HEAD", commit.strip()], why).strip()
+    merge_base = git(folder, ["merge-base", "HEAD", commit.strip()], why).strip()
     # Stored text reaches git by standard input only, and only if it cannot be an option.
     commits = sorted(revision for revision in set(revisions) if _COMMIT.fullmatch(revision))
     known = []
     if commits:
-        kinds = _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=commits)
+        kinds = git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=commits)
         for revision, kind in zip(commits, kinds.splitlines(), strict=True):
             if kind == "commit":
                 known.append(revision)
     outside: list[str] = []
     if known:
         limits = [*known, f"^{merge_base}"]
-        outside = _git(folder, ["rev-list", "--stdin"], given=limits).split()
+        outside = git(folder, ["rev-list", "--stdin"], given=limits).split()
     within = set()
     for revision in known:
         # A stored id may be abbreviated.
@@ -68,12 +68,12 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
 
 def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
     """Return the names of a commit's files in the folder `below` of `folder`."""
-    listed = _git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
+    listed = git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
     return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
 
 def _is_shallow(folder: Path) -> bool:
-    return _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
+    return git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
 
 
 def trouble(folder: Path) -> str | None:
@@ -96,8 +96,8 @@ def trouble(folder: Path) -> str | None:
 def head(folder: Path) -> str | None:
     """Return the commit id of HEAD, with `DIRTY` if tracked files have changed; None without."""
     try:
-        commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip()
-        changed = _git(folder, ["status", "--porcelain", "--untracked-files=no"]).strip()
+        commit = git(folder, ["rev-parse", "--verify", "HEAD"]).strip()
+        changed = git(folder, ["status", "--porcelain", "--untracked-files=no"]).strip()
     except RevisionError:
         return None
     return commit + DIRTY if changed else commit
@@ -108,21 +108,26 @@ def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not _OF_A_HOOK.fullmatch(name)}
 
 
-def _git(
-    folder: Path, arguments: Sequence[str], error_text: str = "", *, given: Sequence[str] = ()
+def git(
+    folder: Path,
+    arguments: Sequence[str],
+    error_text: str = "",
+    *,
+    given: Sequence[str] = (),
+    seconds: float | None = _SECONDS,
 ) -> str:
-    """Run git and return its standard output. `error_text` begins the error's message."""
-    text = "".join(f"{line}\n" for line in given)
+    """Run git and return its standard output, bytes that are no text as surrogates.
+
+    Raises `RevisionError`: it fails. `error_text`: begins the message. `seconds`: time-out.
+    """
     try:
         run = subprocess.run(
             ["git", *arguments],
             cwd=folder,
             env=of_no_hook(os.environ),
-            input=text,
+            input="".join(f"{line}\n" for line in given).encode(),
             capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except FileNotFoundError:
@@ -130,9 +135,9 @@ def _git(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RevisionError(f"git cannot run: {error}") from None
     if run.returncode != 0:
-        message = " ".join(run.stderr.split())
+        message = " ".join(run.stderr.decode(errors="replace").split())
         if error_text and message:
             message = f"{error_text}: {message}"
         failed = f"git {arguments[0]} failed with {run.returncode}"
         raise RevisionError(message or error_text or failed)
-    return run.stdout
+    return os.fsdecode(run.stdout)

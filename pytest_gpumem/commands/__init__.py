@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
@@ -79,61 +79,40 @@ def refuse(arguments: Iterable[str], refused: Mapping[str, str]) -> None:
             raise click.UsageError(f"{argument} among pytest's arguments: {why}.")
 
 
-def file_option(
-    flag: str, help: str, name: str | None = None
-) -> Callable[[_Command], Callable[..., Any]]:
+def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Command], _Command]:
     """An option with a file that a command writes beside its text, or on standard output in place
     of it.
 
     A file that cannot be written is refused before anything is done.
     `name`: of the command's argument; None: as the option.
     """
-    argument = name or flag.removeprefix("--")
-    kind = click.Path(path_type=Path, allow_dash=True)
-    option = click.option(
+    return click.option(
         flag,
-        argument,
-        type=kind,
+        name or flag.removeprefix("--"),
+        type=click.Path(path_type=Path, allow_dash=True),
         metavar="FILE",
         help=f"{help} -: standard output, in place of the text.",
         callback=_writable,
     )
 
-    def add(command: _Command) -> Callable[..., Any]:
-        @wraps(command)
-        def run(**arguments: Any) -> Any:
-            with (
-                _only_this_file(flag)
-                if arguments[argument] == STANDARD_OUTPUT
-                else contextlib.nullcontext()
-            ):
-                return command(**arguments)
 
-        return option(run)
-
-    return add
-
-
-def json_option(help: str) -> Callable[[_Command], Callable[..., Any]]:
+def json_option(help: str) -> Callable[[_Command], _Command]:
     """`file_option` of `--json`, which all commands with results have: the argument `file`."""
     return file_option("--json", help, "file")
 
 
-def _writable(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and path != STANDARD_OUTPUT and (why := unwritable(path)) is not None:
-        raise click.UsageError(f"{option.opts[0]}: {path}: {why}.")
+def _writable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    flag = option.opts[0]
+    if path == STANDARD_OUTPUT:
+        if _REAL in context.meta:
+            raise click.UsageError(f"{flag} -: another file goes to standard output already.")
+        context.meta[_REAL] = sys.stdout
+        context.with_resource(contextlib.redirect_stdout(io.StringIO()))
+    elif path is not None:
+        why = unwritable(path)
+        if why is not None:
+            raise click.UsageError(f"{flag}: {path}: {why}.")
     return path
-
-
-@contextlib.contextmanager
-def _only_this_file(flag: str) -> Iterator[None]:
-    """Let nothing but the file of an option reach standard output."""
-    kept = click.get_current_context().meta
-    if _REAL in kept:
-        raise click.UsageError(f"{flag} -: another file goes to standard output already.")
-    kept[_REAL] = sys.stdout
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
 
 
 def write(option: str, path: Path, text: str) -> None:

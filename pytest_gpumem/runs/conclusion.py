@@ -238,10 +238,7 @@ def may_be_excused(omission: Omission) -> bool:
 def excused(
     missing: Iterable[Omission], skipped_in_base: Collection[str], name: str
 ) -> list[Omission]:
-    """Return what was not judged. A test that skips while it runs is no loss if BASE skips it too.
-
-    `skipped_in_base`: node ids.
-    """
+    """Return what was not judged. A test that skips as it runs is no loss if BASE skips it too."""
     after = []
     for omission in missing:
         if may_be_excused(omission) and omission.nodeid in skipped_in_base:

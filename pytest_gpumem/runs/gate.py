@@ -218,10 +218,7 @@ class Gate:
         )
 
     def _duet(self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]) -> Duet:
-        """The duet with BASE.
-
-        `limits`: by row key, those to judge. `skipped`: tests that skip, and may skip in BASE too.
-        """
+        """The duet with BASE. `skipped`: tests that skip, and may skip in BASE too."""
         assert self.base_side is not None  # else every row is new
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
         open_rows = sum(of_row != Limits() for of_row in limits.values())

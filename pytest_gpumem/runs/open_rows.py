@@ -42,9 +42,8 @@ def limits_for_duet(
 ) -> dict[str, Limits]:
     """Return the limits that a duet decides, by row key.
 
-    These are limits on a slow-down, on the growth of a peak, and on counts by that of base, of rows
-    that are not plainly PASS, are NEW, or of which the change accepts something. A row that fails
-    whatever a duet says is none of them, nor one of a test that BASE does not have.
+    They are of rows that are not plainly PASS, are NEW, or of which the change accepts something;
+    not of rows that fail whatever a duet says, nor of tests that BASE does not have.
 
     `base`: the tests that BASE selects.
     `accepted`: what the change accepts, of what counts.
@@ -167,9 +166,9 @@ def _up_to_accepted(
 def crept_limits(
     row: Row, duet_row: DuetRow, accepted: Acceptances, baseline: Baseline
 ) -> dict[str, Limits]:
-    """Return the limits that head is above over its reference, and did not fail against BASE.
+    """Return the limits that a row is above over its reference and did not fail against BASE.
 
-    By the oldest revision of the reference. Steps that each pass may add up to more than a limit.
+    By the oldest revision of the reference.
     """
     references: dict[str, Sequence[PastRow]] = {}
     pairs = duet_row.pairs

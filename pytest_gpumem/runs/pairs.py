@@ -1,7 +1,6 @@
 """The rows of a duet: which it compares, their pairs of processes, and what these decide. Pure.
 
-The time is decided by the looks of `judging.duet`, the peak of memory by three pairs, and counts
-by the first pair.
+The looks of `judging.duet` decide the time, three pairs the peak of memory, the first pair counts.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ JUDGED = (TIME, PEAK, *EXACT)
 class RowFilter:
     """The rows that a duet compares; all rows without an argument."""
 
-    tests: frozenset[str] | None = None
-    """Node ids. Each selects as on pytest's command line, such as all parameters of a test."""
-    limits: Mapping[str, Limits] | None = None
-    """By row key, the limits that the duet judges. It then compares no other row."""
+    tests: frozenset[str] | None = None  # node ids, as on pytest's command line
+    limits: Mapping[str, Limits] | None = None  # by row key, those to judge, of no other row
     old_names: Mapping[str, str] = field(default_factory=dict)
     """Of renamed tests: what they are called in base, by their names in head."""
 
@@ -210,10 +207,8 @@ class DuetRow:
 
 
 def measured_differently(base: Measurement, head: Measurement) -> str | None:
-    """Return in words how head measures a row in another way, which may hide a slow-down, or None.
-
-    More declared bytes hide none.
-    """
+    """Return in words how head measures a row in another way, which may hide a slow-down, or
+    None."""
     for name in ("mode", "sampler"):
         was, now = getattr(base, name), getattr(head, name)
         if was != now:

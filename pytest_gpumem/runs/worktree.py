@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpumem.revisions import of_no_hook
+from pytest_gpumem.revisions import RevisionError, git
 from pytest_gpumem.runs import RunError
 
 PREFIX = "gpumem-duet-"  # of the names of temporary folders
@@ -85,7 +84,7 @@ def revision_side(
             python = python or sys.executable
             yield Side(title, commit, folder, tree, python, lambda: commit, imports, environment)
         finally:
-            _git(top, "worktree", "remove", "--force", "--force", str(tree), check=False)
+            _git_if_any(top, "worktree", "remove", "--force", "--force", str(tree))
 
 
 def in_this_environment(folder: Path) -> Side:
@@ -103,26 +102,28 @@ def working_tree(here: Path) -> Side:
 # Git
 
 
-def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git prints. Raises `RunError`: it fails."""
     # A hook of the project's is no part of a checkout.
-    command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
+    words = ["-c", "core.hooksPath=/dev/null", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, env=of_no_hook(os.environ), check=False)
-    except FileNotFoundError:
-        raise RunError("git is not installed, and BASE is a git revision") from None
-    if check and done.returncode:
-        words = done.stderr.decode(errors="replace").strip()[-LAST_CHARACTERS:]
-        raise RunError(f"git {' '.join(arguments)}: {words}")
-    return done
+        return git(folder, words, f"git {arguments[0]}", seconds=None)
+    except RevisionError as error:
+        raise RunError(str(error)) from None
+
+
+def _git_if_any(folder: Path, *arguments: str) -> str:
+    """Return what git prints; nothing if it fails."""
+    try:
+        return _git(folder, *arguments)
+    except RunError:
+        return ""
 
 
 def _top(folder: Path) -> Path | None:
     """The working tree around a folder; None outside a repository."""
-    if shutil.which("git") is None:
-        return None
-    done = _git(folder, "rev-parse", "--show-toplevel", check=False)
-    path = os.fsdecode(done.stdout.rstrip(b"\n"))
-    return Path(path).resolve() if done.returncode == 0 and path.strip() else None
+    path = _git_if_any(folder, "rev-parse", "--show-toplevel").rstrip("\n")
+    return Path(path).resolve() if path else None
 
 
 def commit_of(base: str, here: Path) -> str:
@@ -132,13 +133,13 @@ def commit_of(base: str, here: Path) -> str:
         raise RunError(f"BASE is empty; {accepted}")
     reason = ""
     if not base.startswith("-"):
-        done = _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False)
-        if done.returncode == 0:
-            return done.stdout.decode().strip()
-        # git's words, such as "detected dubious ownership" where the folder is another user's.
-        top = _git(here, "rev-parse", "--show-toplevel", check=False)
-        words = top.stderr.decode(errors="replace").strip().partition("\n")[0]
-        reason = f" ({words})" if words else ""
+        commit = _git_if_any(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
+        if commit:
+            return commit.strip()
+        try:
+            _git(here, "rev-parse", "--show-toplevel")
+        except RunError as error:  # such as "detected dubious ownership"
+            reason = f" ({error})"
     raise RunError(f"BASE {base} is no revision of {here}{reason}; {accepted}")
 
 
@@ -147,17 +148,15 @@ def _state(folder: Path) -> tuple[str, str]:
     top = _top(folder)
     if top is None:
         return f"folder {folder}", ""
-    head = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False)
-    commit = head.stdout.decode().strip()
-    changes = b""
+    commit, changes = _git_if_any(top, "rev-parse", "--verify", "--quiet", "HEAD").strip(), ""
     if commit:
-        changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout
-    digest = hashlib.sha256(changes)
+        changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
+    digest = hashlib.sha256(os.fsencode(changes))
     dirty = bool(changes)
-    for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0"):
-        path = top / os.fsdecode(name)
+    for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0"):
+        path = top / name
         if path.suffix in SOURCES and path.is_file():
-            digest.update(name + b"\0" + path.read_bytes() + b"\0")
+            digest.update(os.fsencode(f"{name}\0") + path.read_bytes() + b"\0")
             dirty = True
     title = f"working tree at {commit[:10] or 'no commit'}"
     if dirty:
