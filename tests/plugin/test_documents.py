@@ -36,7 +36,7 @@ def test_all_run_on_the_simulated_device(
             "\n" * block.line + block.code, encoding="utf-8"
         )
     for name in LIBRARIES:
-        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
     result = gpumem(
         "--gpumem-device",
         "sim:h200",

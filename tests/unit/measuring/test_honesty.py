@@ -15,6 +15,7 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case, CaseTarget
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS
+from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
@@ -65,9 +66,13 @@ def test_a_chase_over_random_data_is_refused_before_it_runs(bench: Bench) -> Non
         bench.measure("chase", nodes, out, 10)
 
 
-def test_a_direct_chase_gets_its_cycle_and_a_users_own_is_kept(bench: Bench) -> None:
-    nodes, out = bench.memory.device(16 * 1024, "i4"), bench.memory.device((1,), "i4")
+def test_a_chase_gets_its_cycle_and_a_users_own_is_kept(bench: Bench) -> None:
+    nodes, other = (bench.memory.device(16 * 1024, "i4") for _ in range(2))
+    out = bench.memory.device((1,), "i4")
     bench.kernels.chase(nodes, out, 10)
+    Works(bench.memory).kernel(bench.kernels.chase, other, out, 10)
+    for buffer in (nodes, other):
+        assert sorted(buffer.read()[::16]) == list(range(256))
     own = bench.memory.device(16 * 1024, "i4")
     ring = np.zeros((256, 16), dtype="i4")
     ring[:, 0] = np.roll(np.arange(256), -1)

@@ -16,6 +16,7 @@ TAKEN = Exception("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
 def test_who_has_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
     for profiles, whose in [(True, "PyTorch's"), (False, "another"), (None, "another")]:
         torch = SimpleNamespace(autograd=SimpleNamespace(_profiler_enabled=lambda on=profiles: on))
+        # Its profiler takes CUPTI on a GPU alone.
         monkeypatch.setitem(sys.modules, "torch", None if profiles is None else torch)
         assert why_refused(TAKEN) == f"not read: {whose} profiler has CUPTI"
         assert (
@@ -25,7 +26,7 @@ def test_who_has_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_cupti_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupti", None)
+    monkeypatch.setitem(sys.modules, "cupti", None)  # as where it is not installed
     callbacks = Callbacks()
     for _ in range(2):
         with pytest.raises(NotCounted, match="cupti-python cannot be imported"):
