@@ -329,14 +329,15 @@ REMOVALS = [
     (
         pageable_for_pinned,
         f"{STREAMS} pinned_.* device_to_pinned_beats_pageable pageable_memory_hides_less"
-        r" staging_follows_the_estimate\[(8|16)-200\] .*\[pinned\] reading_(again|once)_.*"
+        r" staging_follows_the_estimate\[(8|16)-200\] (a_pointer_tells|past_the_end)_.*\[pinned\]"
+        " reading_(again|once)_.*"
         " strided_reads_move_whole_sectors_over_the_link the_links_bytes_are_what_counts"
         " the_ladder_from_l1_to_the_host dram_answers_sooner_than_mapped_host_memory",
         f"{OVERLAP}|is pageable memory, which kernels cannot see",
     ),
     (
         registering_nothing,
-        r"registered_memory_.* an_array_and_its_slices_are_.* .*\[registered\]",
+        r"registered_memory_.* an_array_and_its_slices_are_.* a_pointer_tells_.*\[registered\]",
         ASSERTION,
     ),
     (flags_that_slow, "flags_of_pinned_memory_leave_the_link_as_fast.*", ASSERTION),
