@@ -118,26 +118,20 @@ class MemoryKind(str, Enum):
         return self.on_host or self.on_peer
 
 
-def is_mapped(address: int, proc: Path = _PROC) -> bool | None:
-    """True if an address lies in mapped memory (proc(5), /proc/pid/maps); None: it is unknown."""
-    mapping = _mapping(address, proc)
+def is_mapped(address: int, proc: Path = _PROC) -> bool:
+    """True if an address lies in mapped memory (proc(5), /proc/pid/maps)."""
     # Address space that a driver has reserved and that nobody can read is no memory yet.
-    return None if mapping is None else mapping.partition(" ")[2].startswith("r")
+    return _mapping(address, proc).partition(" ")[2].startswith("r")
 
 
-def is_of_a_driver(address: int, proc: Path = _PROC) -> bool | None:
+def is_of_a_driver(address: int, proc: Path = _PROC) -> bool:
     """True if memory is mapped from a device file."""
-    mapping = _mapping(address, proc)
-    return None if mapping is None else "/dev/" in mapping
+    return "/dev/" in _mapping(address, proc)
 
 
-def _mapping(address: int, proc: Path) -> str | None:
-    """The line of /proc/self/maps for an address, or ""; None if there is no such file."""
-    try:
-        lines = (proc / "maps").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
+def _mapping(address: int, proc: Path) -> str:
+    """The line of /proc/self/maps for an address, or ""."""
+    for line in (proc / "maps").read_text().splitlines():
         first, _, last = line.split(" ", 1)[0].partition("-")
         if int(first, 16) <= address < int(last, 16):
             return line

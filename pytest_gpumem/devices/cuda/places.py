@@ -119,7 +119,7 @@ def memory_kind(
     if kind == 0:
         if beyond is not None and address < _end_of_page(beyond[1]):
             return None  # the rest of the allocation's last page, which is mapped
-        return None if is_mapped(address) is False else MemoryKind.PAGEABLE
+        return MemoryKind.PAGEABLE if is_mapped(address) else None
     if _past_the_end(address, beyond):
         return None
     if kind == _MANAGED:
@@ -127,7 +127,7 @@ def memory_kind(
     if kind == _DEVICE:
         return MemoryKind.DEVICE if device == index else MemoryKind.PEER
     # What cudaHostAlloc gave another library is mapped from a device file.
-    if registered or is_of_a_driver(address) is False:
+    if registered or not is_of_a_driver(address):
         return MemoryKind.REGISTERED
     return MemoryKind.PINNED
 

@@ -158,7 +158,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
                 if begin and begin <= address < begin + allocation.nbytes:
                     # A driver knows no pools.
                     return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
-        return None if is_mapped(address) is False else MemoryKind.PAGEABLE
+        return MemoryKind.PAGEABLE if is_mapped(address) else None
 
     def allocator(self, name: str) -> AbstractContextManager[protocol.Cycle]:
         """All take the same time."""

@@ -36,4 +36,3 @@ def test_what_is_mapped_from_a_device_file_is_a_drivers(
         tmp_path = tmp_path_factory.mktemp("case")
         (tmp_path / "maps").write_text(MAPS)
         assert is_of_a_driver(address, tmp_path) is theirs, address
-        assert is_of_a_driver(address, tmp_path / "nowhere") is None, address
