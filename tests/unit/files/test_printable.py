@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pytest_gpumem.printable import printable
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     name: str
     samples: tuple[float, ...] = (1.0, 2.0)
     inner: Record | None = None
