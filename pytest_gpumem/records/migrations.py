@@ -10,10 +10,6 @@ from msgspec import field
 
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 
-CAUSES = ("prefetch", "fault", "speculation", "eviction", "access counters", "unknown")
-"""Why pages move (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`). "speculation": the driver
-fetches neighbours of a page that faulted; "eviction": the device needs room."""
-
 TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to_device", "to_host", "between_devices"
 GPU_FAULT, CPU_FAULT, MAPPED = "gpu_faults", "cpu_faults", "mapped"
 """What an event is of, as the field of `PageCounts`."""

@@ -49,7 +49,7 @@ CAUSES = {
     "ACCESS_COUNTERS": "access counters",
 }
 """CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved
-"speculatively"."""
+"speculatively": neighbours of a page that faulted."""
 _KINDS = {
     "BYTES_TRANSFER_HTOD": TO_DEVICE,
     "BYTES_TRANSFER_DTOH": TO_HOST,
