@@ -104,8 +104,8 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         raise UserError("--collect-only among pytest's arguments: no test would run")
     device = environment.get("GPUMEM_DEVICE", "")
     origin = f"GPUMEM_DEVICE={device}"
-    if not device.startswith("sim"):
-        device = device if device.startswith("cuda") else "cuda"
+    if not device.startswith(("sim", "cuda")):
+        device = "cuda"
     words = " ".join(arguments).replace("--gpumem-device=", "--gpumem-device ").split()
     for option, value in pairwise(words):
         if option == "--gpumem-device":

@@ -69,7 +69,11 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
     def _queue(self, ready: _Ready, stream: Stream, window: WindowSpec | None, cost: float) -> None:
         compute, traffic, ran = ready
-        window = self._timeline.window_of_kernel(stream, window)
+        window = window or self._timeline.windows.get(stream)
+        graph = self._timeline.capturing
+        if graph is not None:
+            window = graph.window or window
+            graph.windows.append(window)
         if window is not None:
             ran = replace(ran, window=window.words)
         seconds = partial(self._roofline.kernel, traffic, window)
@@ -287,4 +291,4 @@ class SimulatedDevice(protocol.Device):
         raise Unsupported(NO_PEER)
 
     def close(self) -> None:
-        self.timeline.clear()
+        self.timeline.windows.clear()

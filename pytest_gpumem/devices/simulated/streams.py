@@ -7,6 +7,7 @@ released or has timed out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -103,9 +104,9 @@ class Timeline:
         self.sheet = sheet
         self.host = 0.0  # seconds on the host's clock
         self.latest = 0.0  # end of the last scheduled item of all streams
-        self.made = 0  # streams; handles count from 1, as 0 names the default stream
+        self.handles = itertools.count(1)  # of streams; 0 names the default stream
         self.expired: set[SimulatedStream] = set()  # streams with a hold that timed out
-        self.windows: dict[SimulatedStream, WindowSpec | None] = {}  # by stream
+        self.windows: dict[Any, WindowSpec | None] = {}  # by stream
         self.capturing: SimulatedGraph | None = None
         self.cannot: CannotCapture | None = None  # why the present or last capture is impossible
         self.steps: list[Step] | None = None  # while a launch is watched
@@ -198,24 +199,11 @@ class Timeline:
         end = self.latest if stream is None else stream.ready
         self.host = max(self.host, end) + _SYNCHRONIZE
 
-    def window_of_kernel(self, stream: Any, window: WindowSpec | None) -> WindowSpec | None:
-        """Return the window of a kernel: its graph's, else its launch's, else its stream's."""
-        if window is None:
-            window = self.windows.get(stream)
-        if self.capturing is not None:
-            window = self.capturing.window or window
-            self.capturing.windows.append(window)
-        return window
-
     def forbid_capture(self, reason: str) -> None:
         """Refuse what cannot be captured, and remember it: user code may catch the error."""
         if self.capturing is not None:
             self.cannot = self.cannot or CannotCapture(reason)
             raise self.cannot
-
-    def clear(self) -> None:
-        self._waiting.clear()
-        self.windows.clear()
 
 
 class Facet:
@@ -233,8 +221,7 @@ class Facet:
 class SimulatedStreams(Facet, protocol.Streams):
     def create(self) -> Stream:
         self._timeline.call()
-        self._timeline.made += 1
-        return SimulatedStream(self._timeline.made)
+        return SimulatedStream(next(self._timeline.handles))
 
     def visible(self) -> tuple[Stream, ...]:
         return tuple(self._timeline.windows)
