@@ -50,12 +50,12 @@ def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
     """The text of a failing test: each broken limit, then the details."""
     row, facts = printable(row), printable(facts)
     lines = []
-    for text in broken_limits(row):
-        for line in text.splitlines():
-            lines += hanging("", line, width)
+    broken = broken_limits(row)
+    for line in "\n".join(broken).splitlines():
+        lines += hanging("", line, width)
     verdict = f"{row.verdict.outcome.word}{mark(row.verdict.simulated)}"
     terms = [("verdict", f"{verdict}, {row.key}")]
-    if row.verdict.reason not in broken_limits(row):
+    if row.verdict.reason not in broken:
         terms.append(("reason", row.verdict.reason))
     for term, text in details(row, facts):
         if term not in ("limit", "change", "why"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -126,28 +126,23 @@ def missing_lines(missing: Sequence[Omission]) -> list[str]:
     """Lines about what was not judged: each lost measurement, each limit on a test that measured
     nothing, and how many were not run."""
     names = {LOST: "lost", ACCEPTED: "accepted", UNJUDGED: "not judged"}
-    crashed: dict[str, set[str]] = {}
-    not_run: dict[str, Counter[str]] = {}
-    listed: dict[str, list[str]] = {}
+    things = {ROW: "measurement of the baseline", TEST: "test"}
+    crashed: dict[str, set[str]] = defaultdict(set)
+    not_run: dict[str, Counter[str]] = defaultdict(Counter)
+    listed: dict[str, list[str]] = defaultdict(list)
     for omission in missing:
-        reason = omission.reason
+        reason, lost = omission.reason, omission.status == LOST
         if omission.status == NOT_RUN:
-            things = {ROW: "measurement of the baseline", TEST: "test"}
-            thing = things.get(omission.what, "limit")
-            not_run.setdefault(thing, Counter())[reason] += 1
-            continue
-        if omission.status == LOST and reason == NOT_REACHED:
-            why = "not reached, because the session ended before"
-            crashed.setdefault(why, set()).add(omission.nodeid)
-            continue
-        if omission.status == LOST and DID_NOT_RUN in reason:
+            not_run[things.get(omission.what, "limit")][reason] += 1
+        elif lost and reason == NOT_REACHED:
+            crashed["not reached, because the session ended before"].add(omission.nodeid)
+        elif lost and DID_NOT_RUN in reason:
             why = f"did not run because {reason.partition(DID_NOT_RUN)[2]}"
-            crashed.setdefault(why, set()).add(omission.nodeid)
-            continue
-        name, key = names[omission.status], omission.key
-        if omission.what not in (ROW, TEST):
-            key += f", {omission.what}"
-        listed.setdefault(name, []).append(f"{name}: {key}: {reason}")
+            crashed[why].add(omission.nodeid)
+        else:
+            name = names[omission.status]
+            limit = "" if omission.what in things else f", {omission.what}"
+            listed[name].append(f"{name}: {omission.key}{limit}: {reason}")
     lines = []
     for why, tests in crashed.items():
         count = counted(len(tests), "test")
