@@ -79,15 +79,17 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     if row.label:
         known["label"] = row.label
     if measurement is not None:
-        known["target"] = measurement.target
-        known["latency_s"] = measurement.latency
-        known["half_width_s"] = measurement.half_width
-        known["bandwidth_bytes_per_s"] = measurement.bandwidth
-        known["samples"] = len(measurement.samples)
-        known["placements"] = len(measurement.placements)
-        known["mode"] = measurement.mode
-        known["sampler"] = measurement.sampler
-        known["profiled"] = measurement.profiled
+        known |= {
+            "target": measurement.target,
+            "latency_s": measurement.latency,
+            "half_width_s": measurement.half_width,
+            "bandwidth_bytes_per_s": measurement.bandwidth,
+            "samples": len(measurement.samples),
+            "placements": len(measurement.placements),
+            "mode": measurement.mode,
+            "sampler": measurement.sampler,
+            "profiled": measurement.profiled,
+        }
         share = measurement.share_of_peak(facts)
         if share is not None:
             known["share_of_peak"] = share

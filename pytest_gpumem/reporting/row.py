@@ -171,30 +171,23 @@ def exact_figures(row: Row) -> dict[str, int]:
     known = dict[str, int]()
     footprint, measurement = row.footprint, row.measurement
     if footprint is not None and footprint.watched:
-        known["peak_bytes"] = footprint.peak
+        known |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
         if footprint.ended:  # until then nothing is kept, only in use
-            known["kept_bytes"] = footprint.kept
-            known["reserved_bytes"] = footprint.reserved
-        known["allocations"] = footprint.allocations
+            known |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
     ran = None if measurement is None else measurement.what_ran
     if ran is not None and ran.order:  # a launch was watched
-        known["kernels"] = ran.kernels
-        known["copies"] = ran.copies
-        known["copied_bytes"] = ran.copied_bytes
-        known["waits"] = ran.waits
+        for name in ("kernels", "copies", "copied_bytes", "waits"):
+            known[name] = getattr(ran, name)
         if any(step.registers is not None for step in ran.of(StepKind.KERNEL)):
-            known["registers"] = ran.registers
-            known["spill_bytes"] = ran.spill
+            known |= {"registers": ran.registers, "spill_bytes": ran.spill}
     if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
         known["waits"] = footprint.waits.count
-    if measurement is None:
-        return known
-    if measurement.moved_bytes is not None:
+    if measurement is not None and measurement.moved_bytes is not None:
         known["moved_bytes"] = measurement.moved_bytes.total
-    if measurement.migrations is not None and measurement.migrations.launch is not None:
-        pages = measurement.migrations.launch
-        known["gpu_page_faults"] = pages.gpu_faults
-        known["cpu_page_faults"] = pages.cpu_faults
+    migrations = None if measurement is None else measurement.migrations
+    if migrations is not None and migrations.launch is not None:
+        pages = migrations.launch
+        known |= {"gpu_page_faults": pages.gpu_faults, "cpu_page_faults": pages.cpu_faults}
         known["migrated_bytes"] = pages.migrated
     return known
 
