@@ -89,12 +89,15 @@ class Part(Record, frozen=True):
 class Overlap(Record, frozen=True):
     """Parts of work that overlaps. Times are in seconds, measured as the overlapping work is."""
 
-    parts: tuple[Part, ...]  # Each part alone
-    sequential: Seconds  # Seconds of all parts, one after another
+    parts: tuple[Part, ...]
+    """Each part alone."""
+    sequential: Seconds
+    """Seconds of all parts, one after another."""
     bound: Seconds
     """Seconds that no overlap can beat: the longest part, or the sum of the parts that share an
     engine."""
-    streams: int  # Streams that the work is spread over
+    streams: int
+    """Streams that the work is spread over."""
     chunks: Pieces | None = None
     """Pieces that the data is cut into; None where the parts are whole and independent."""
 

@@ -80,8 +80,8 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def context_number(index: int) -> int | None:
-    """Return the number of a GPU's primary context, or None while there is none. A new context may
-    have the handle of an old one, but another number."""
+    """Return the number of a GPU's primary context, or None while there is none. Handles are used
+    again, numbers are not."""
     error, device = D.cuDeviceGet(index)
     if int(error) != 0:  # as before cuInit
         return None

@@ -1,8 +1,7 @@
 """CUPTI through `cupti-python` (the extra `cupti13`): who has it, and callbacks.
 
-All callbacks of the process come through one subscriber, because CUPTI serves one at a time. They
-come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 have other
-attributes. Records of activity are read by `counters`.
+CUPTI serves a single subscriber at a time, so all callbacks of the process come through it. They
+come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 differ.
 Sources: CUPTI, Callback API, `cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData. Python,
 sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
 """
@@ -121,9 +120,8 @@ class Callbacks:
         begins: bool = True,
     ) -> Callable[[], None]:
         """Have `receive` called for these callbacks; return the function that ends it.
-        `domain`: "DRIVER_API" or "RESOURCE".
-        `names`: as in cupti-python, without "_ptds" and "_ptsz" of the per-thread default stream;
-        those that the installed version lacks are left out.
+        `names`: as in cupti-python, without the suffixes of the per-thread default stream; those
+        that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else.
         `lost`: called with the reason once a call was missed, or `receive` has failed.
         `begins`: False where only the ends of calls matter that do not fail.

@@ -56,9 +56,8 @@ class DriverFacts(msgspec.Struct, frozen=True):
 
 
 def read_facts(index: int) -> DriverFacts:
-    """Facts of the device that CUDA numbers `index`. Another process asks the driver, but where a
-    profiler would follow that.
-    Raises `CudaUnavailable`: a package, the driver or the device is missing."""
+    """Facts of the device that CUDA numbers `index`, from another process except under a profiler,
+    which would follow it. Raises `CudaUnavailable`."""
     for module, missing in _NEEDED.items():
         if not _installed(module):
             if module == "pynvml":
