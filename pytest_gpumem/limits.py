@@ -15,13 +15,11 @@ from typing import Any, NamedTuple, TypedDict
 from pytest_gpumem import units
 from pytest_gpumem.units import refused
 
-YES = ("1", "true", "yes", "on")  # texts of a flag that is set
 BASE = "base"  # as a limit on an exact count: no more than the base has
 
 
 class LimitKeywords(TypedDict, total=False):
-    """Limits as keywords of a measurement. None lifts the limit of the marker and of the
-    session."""
+    """Limits as keywords of a measurement; None lifts that of the marker and of the session."""
 
     min_bandwidth: str | float | None
     max_latency: str | float | None
@@ -38,8 +36,7 @@ class LimitKeywords(TypedDict, total=False):
 
 
 class FootprintKeywords(TypedDict, total=False):
-    """Limits as keywords of `gpu_memory.watch`. None lifts the limit of the marker and of the
-    session."""
+    """Limits as keywords of `gpu_memory.watch`, as above."""
 
     max_peak: int | str | None
     max_kept: int | str | None

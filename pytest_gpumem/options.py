@@ -1,8 +1,5 @@
-"""The options: a table, from which command line, environment, ini file and marker derive.
-
-A value that cannot be used is a `QuantityError`, with the value and what is accepted. pytest
-imports this module in every session: it is cheap to import.
-"""
+"""The options: a table, from which command line, environment, ini file and marker derive. pytest
+imports this module in every session: it is cheap to import."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pytest_gpumem import units
-from pytest_gpumem.limits import LIMITS, YES, Limit
+from pytest_gpumem.limits import LIMITS, Limit
 from pytest_gpumem.units import did_you_mean, refused
 
 MODES = ("clean-cold", "dirty-cold", "hot")
@@ -29,7 +26,7 @@ def _flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
     word = value.strip().lower() if isinstance(value, str) else ""
-    if word in YES:
+    if word in ("1", "true", "yes", "on"):
         return True
     if word in ("0", "false", "no", "off"):
         return False
@@ -59,7 +56,7 @@ def _footprint(value: object) -> str:
 
 
 def device_choice(value: object) -> str:
-    """Return the choice of a device in small letters. Raises `QuantityError` if it is none."""
+    """Return the choice of a device in small letters."""
     pattern = r"(?i)auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?"
     if isinstance(value, str) and re.fullmatch(pattern, value):
         return value.lower().replace("simulated", "sim")
@@ -68,11 +65,10 @@ def device_choice(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    number = value
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
+    if isinstance(value, (int, str)) and re.fullmatch(r"\s*[0-9]{1,6}\s*", str(value)):
         number = int(value)
-    if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
-        return number
+        if number >= 1:
+            return number
     raise refused(value, "a whole number from 1 on")
 
 

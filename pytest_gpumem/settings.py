@@ -1,7 +1,7 @@
 """The settings of a session and of a test: the values of the options, and where each came from.
 
-Precedence: command line, environment, ini file, default. A mistake names its origin, the value, and
-what is accepted. pytest imports this module in every session: it is cheap to import.
+Precedence: command line, environment, ini file, default. pytest imports this module in every
+session: it is cheap to import.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     # A session without --gpumem does not need records/.
     from pytest_gpumem.records.measurement import Limits
 
-DEFAULT_BUDGET = 1.0  # seconds of a measurement
-DEFAULT_TIMEOUT = 120.0  # seconds
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # of commands: no options
 
 WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
@@ -63,11 +61,11 @@ class Settings(NamedTuple):
     sampler: str = "auto"
     placements: int = 8
     precision: float = 0.001  # share of the latency
-    budget: float | None = DEFAULT_BUDGET
+    budget: float | None = 1.0
     """Seconds for each measurement; None where the budget is for the whole run."""
     total_budget: float | None = None
     """Seconds for all measurements together; None where the budget is for each."""
-    timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
+    timeout: float = 120.0  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     footprint: str = "auto"
     adopt: bool = True
