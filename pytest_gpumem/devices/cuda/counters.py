@@ -171,10 +171,8 @@ class CudaCounters(Counters):
 
             with self._refusals("the attributes of launches"):
                 cupti.activity_enable_launch_attributes(1)  # access-policy windows
-            try:
+            with self._refusals("to watch a launch", cupti.cuptiError):
                 self._run(what_ran.KINDS, seen.receive, body)
-            except cupti.cuptiError as error:
-                raise _refusal("to watch a launch", error) from error
             self._refuse_losses()
         return seen.what_ran(launches, times[0], times[1])
 
@@ -196,22 +194,25 @@ class CudaCounters(Counters):
             yield cupti
 
     @contextmanager
-    def _refusals(self, what: str) -> Iterator[None]:
+    def _refusals(self, what: str, *errors: type[Exception]) -> Iterator[None]:
+        expected = errors or self._errors
         try:
             yield
-        except self._errors as error:
-            raise _refusal(what, error) from error
+        except expected as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise NotCounted(f"CUPTI refuses {what}: {lines[0]}") from error
 
     def _page_events(self, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
         """Return the events of a pass, and whether mappings were among the counters."""
         maps = False
         for name in _KINDS:
             try:
-                self._count(name)
+                with self._refusals("to count unified memory"):
+                    self._count(name)
                 maps = maps or name == "REMOTE_MAP"
-            except self._errors as error:
+            except NotCounted:
                 if name not in OPTIONAL:
-                    raise _refusal("to count unified memory", error) from error
+                    raise
         events: list[PageEvent] = []
 
         def receive(record: Any) -> None:
@@ -302,8 +303,3 @@ def _page_event(cupti: Any, record: Any) -> PageEvent | None:
         address=int(record.address),
         why=name.lower() if faulted else CAUSES.get(name, "unknown"),
     )
-
-
-def _refusal(what: str, error: Exception) -> NotCounted:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return NotCounted(f"CUPTI refuses {what}: {lines[0]}")

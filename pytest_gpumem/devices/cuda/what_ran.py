@@ -29,16 +29,6 @@ _WAITS = {
     "EVENT_SYNCHRONIZE": "event",
 }
 """What the host waits for, by CUpti_ActivitySynchronizationType."""
-_MEMORY = {
-    "PAGEABLE": "pageable",
-    "PINNED": "pinned",
-    "DEVICE": "device",
-    "ARRAY": "array",
-    "MANAGED": "managed",
-    "DEVICE_STATIC": "device",
-    "MANAGED_STATIC": "managed",
-}
-"""CUpti_ActivityMemoryKind in our words."""
 # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
 _WINDOW = struct.Struct("<QQfii")
 
@@ -168,5 +158,6 @@ def _window(address: int) -> str | None:
 
 
 def _memory_kind(cupti: Any, kind: int) -> str:
+    """A CUpti_ActivityMemoryKind in our words: "pinned", or "device" for DEVICE_STATIC too."""
     known = {int(member): member.name for member in cupti.ActivityMemoryKind}
-    return _MEMORY.get(known.get(int(kind), ""), "unknown")
+    return str(known.get(int(kind), "UNKNOWN")).removesuffix("_STATIC").lower()
