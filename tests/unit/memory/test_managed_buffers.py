@@ -51,6 +51,11 @@ def memory(device: Advising) -> Memory:
     return Memory(Arena(device, seed=3))
 
 
+def test_nothing_is_advised_unasked(device: Advising, memory: Memory) -> None:
+    memory.managed(N)
+    assert device.calls == []
+
+
 def test_every_advice_holds_from_the_start_and_can_be_taken_back(
     device: Advising, memory: Memory
 ) -> None:

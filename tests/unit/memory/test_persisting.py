@@ -75,36 +75,27 @@ def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_i
 
 
 def test_what_was_granted_is_read_back() -> None:
+    """Lines beyond the ratio stream, unless it was fitted to what is set aside."""
     for set_aside, hit_ratio, granted, ratio in [
         ("50%", "fit", 8 * STEP, 25 / 40),
         ("max", "fit", 10 * STEP, 31.25 / 40),
-        (
-            "4 MiB",
-            "fit",
-            2 * STEP,
-            6.25 / 40,
-        ),  # rounded up, and the ratio is made from what was granted
+        ("max", 0.5, 10 * STEP, 0.5),
+        # rounded up, and the ratio is made from what was granted
+        ("4 MiB", "fit", 2 * STEP, 6.25 / 40),
         ("25%", "fit", 4 * STEP, 12.5 / 40),  # of L2
     ]:
         device = CountedDevice()
         assert device.l2.request_set_aside(FOUND) == FOUND
-        arena = Arena(device, seed=7)
-        buffer = arena.buffer(40 * MiB)
-        with persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream:
-            assert stream.set_aside == device.l2.set_aside() == granted, (
-                set_aside,
-                hit_ratio,
-                granted,
-                ratio,
-            )
+        buffer = Arena(device, seed=7).buffer(40 * MiB)
+        with (
+            naming(set_aside, hit_ratio),
+            persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream,
+        ):
+            assert stream.set_aside == device.l2.set_aside() == granted
             spec = device.l2.window(stream.stream)
-            assert spec is not None, (set_aside, hit_ratio, granted, ratio)
-            assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio), (
-                set_aside,
-                hit_ratio,
-                granted,
-                ratio,
-            )
+            assert spec is not None
+            assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio)
+            assert (spec.miss is AccessProperty.STREAMING) == (hit_ratio != "fit")
 
 
 def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(
