@@ -34,7 +34,7 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.schema import to_plain
-from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.differences import describe
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.units import format_time
@@ -272,8 +272,8 @@ def _table(rows: Sequence[DuetRow], width: int, colour: bool, simulated: str) ->
             figures.append(str(len(row.pairs.log_ratios)))
         outcome = row.outcome or Outcome.UNDECIDED
         verdict = Text(f"{outcome.value}{simulated}", outcome.style)
-        lines.append(Line(printable(row.key), figures, verdict))
-    return Columns("test", HEADINGS, "verdict", lines).drawn(width, colour)
+        lines.append((printable(row.key), figures, verdict))
+    return table_of_tests(HEADINGS, lines, width, colour)
 
 
 def to_json(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -17,64 +16,40 @@ LEAST_NAME = 14  # columns that names get in any case
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[num]?s|[KMGT]?i?B(?:/s)?|MHz)\b)")
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row of a table."""
+def table_of_tests(
+    headings: Sequence[str],
+    lines: Sequence[tuple[str, Sequence[str], Text]],
+    width: int,
+    colour: bool,
+) -> str:
+    """Draw names, figures under those headings that have some, and verdicts. Nothing is cut: a name
+    that does not fit has a line above its figures."""
+    from rich.cells import cell_len
+    from rich.table import Table
 
-    name: str
-    figures: Sequence[str | Text] = ()  # as many as the table has columns of figures
-    last: str | Text = ""  # such as the verdict
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A table: names, figures aligned right, and a last column, without empty columns. Nothing is
-    cut: a name that does not fit has a line above its figures."""
-
-    name: str  # heading of the names
-    figures: Sequence[str]  # headings of the figures
-    last: str  # heading of the last column; empty if there is none
-    lines: Sequence[Line | Text]  # rows, and texts that take the room of all columns
-
-    def drawn(self, width: int, colour: bool) -> str:
-        """The table in lines without trailing blanks."""
-        from rich.cells import cell_len
-        from rich.table import Table
-
-        room = width  # for the names
-        table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(self.name, no_wrap=True)
-        shown = []
-        for index, heading in enumerate((*self.figures, self.last)):
-            longest = self._longest(index)
-            if longest:
-                shown.append(index)
-                room -= max(longest, len(heading)) + 2
-                last = index == len(self.figures)
-                table.add_column(heading, no_wrap=True, justify="left" if last else "right")
-        room = max(LEAST_NAME, room)
-        for line in self.lines:
-            if isinstance(line, Line):
-                cells = [line.name if cell_len(line.name) <= room else ""]
-                figures = (*line.figures, line.last)
-                table.add_row(*cells, *(figures[index] for index in shown))
-        heading, *drawn = _printed(table, colour)
-        lines = [heading, "-" * max(map(cell_len, _printed(table, False)))]
-        for line in self.lines:
-            if not isinstance(line, Line):
-                lines += _printed(line, colour)
-                continue
-            if cell_len(line.name) > room:
-                lines.append(line.name)
-            lines.append(drawn.pop(0))
-        return "\n".join(lines)
-
-    def _longest(self, index: int) -> int:
-        longest = 0
-        for line in self.lines:
-            if isinstance(line, Line):
-                longest = max(longest, len((*line.figures, line.last)[index]))
-        return longest
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("test", no_wrap=True)
+    shown = []
+    longest = max(len(verdict) for _, _, verdict in lines)
+    room = width - max(longest, len("verdict")) - 2  # for the names
+    for index, heading in enumerate(headings):
+        longest = max(len(figures[index]) for _, figures, _ in lines)
+        if longest:
+            shown.append(index)
+            room -= max(longest, len(heading)) + 2
+            table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("verdict", no_wrap=True)
+    room = max(LEAST_NAME, room)
+    for name, figures, verdict in lines:
+        fitting = name if cell_len(name) <= room else ""
+        table.add_row(fitting, *(figures[index] for index in shown), verdict)
+    heading, *rows = _printed(table, colour)
+    drawn = [heading, "-" * max(map(cell_len, _printed(table, False)))]
+    for (name, _, _), row in zip(lines, rows, strict=True):
+        if cell_len(name) > room:
+            drawn.append(name)
+        drawn.append(row)
+    return "\n".join(drawn)
 
 
 def _printed(renderable: object, colour: bool) -> list[str]:

@@ -12,7 +12,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NoShare
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.row import (
     RowView,
     attention,
@@ -70,8 +70,8 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
     for view in shown:
         sim = " (sim)" if view.simulated else ""
         verdict = Text(view.verdict + sim, style=view.outcome.style)
-        lines.append(Line(view.name, view.texts(headings), verdict))
-    return Columns("test", headings, "verdict", lines).drawn(width, colour)
+        lines.append((view.name, view.texts(headings), verdict))
+    return table_of_tests(headings, lines, width, colour)
 
 
 def _notes(rows: Sequence[Row], facts: DeviceFacts) -> Iterator[str]:
