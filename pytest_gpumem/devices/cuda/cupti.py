@@ -133,7 +133,14 @@ class Callbacks:
         keys: list[tuple[int, int]] = []
 
         def end() -> None:
-            self._remove(keys, receive)
+            for key in keys:
+                before = self._receivers.pop(key, ())
+                left = tuple(other for other in before if other.receive != receive)
+                if left:
+                    self._receivers[key] = left
+                elif self._handle is not None:
+                    with suppress(cupti.cuptiError):  # after a lost context
+                        self._call("cuptiEnableCallback", False, self._handle, *key)
             self._close()
 
         try:
@@ -217,16 +224,6 @@ class Callbacks:
                     functions.add(receiver.lost)
         for lost in functions:
             lost(why)
-
-    def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
-        for key in keys:
-            before = self._receivers.pop(key, ())
-            left = tuple(other for other in before if other.receive != receive)
-            if left:
-                self._receivers[key] = left
-            elif self._handle is not None:
-                with suppress(self._cupti.cuptiError):  # after a lost context
-                    self._call("cuptiEnableCallback", False, self._handle, *key)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
