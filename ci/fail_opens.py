@@ -30,7 +30,7 @@ QUICK = [f"{SESSIONS}[{seed}]" for seed in (1, 4, 71)] + [f"{GATES}[{seed}]" for
 """The draws that find today's fail-opens. Where they find none, all draws run."""
 
 CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "plugin/outputs.py"
-GATE = "runs/conclusion.py"
+GATE = "runs/decisions.py"
 FAIL_OPENS = [
     # A discharge
     (CORE, "if ran and expectation.label in labels:", "if ran:"),

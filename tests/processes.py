@@ -101,8 +101,6 @@ class Players(Processes):
         return process(turn, kept, attempt, pid=len(self.played))
 
 
-def sides(current: Callable[[], str] = lambda: "same") -> dict[str, Side]:
-    """Two sides that nothing is read of."""
-    return {
-        name: Side(name, "same", Path("/"), Path("/"), "python", current) for name in (BASE, HEAD)
-    }
+def sides(identity: str = "") -> dict[str, Side]:
+    """Two sides that nothing is read of. `identity`: of a folder in no repository it is empty."""
+    return {name: Side(name, identity, Path("/"), Path("/"), "python") for name in (BASE, HEAD)}

@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -70,7 +71,7 @@ class Experiment:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.__name__ = NAME  # pytest registers a plugin under this name
-        self._job = job
+        self._job, self._begun = job, time.monotonic()
         self._socket = socket.socket(fileno=job["socket"])
         self._requests = self._socket.makefile("r", encoding="utf-8")
         self._answers = self._socket.makefile("w", encoding="utf-8")
@@ -160,7 +161,6 @@ class Experiment:
             gpumem.chosen.prepare()
             for name in MEASURING:
                 importlib.import_module(name)
-        self._say(ready=True)
         tests = self._next_tests()
         self._measures = True
         self._say(pid=os.getpid())
@@ -182,7 +182,7 @@ class Experiment:
                 os._exit(0)
             tests: list[str] | None = json.loads(line)
             if not self._job["forks"] or uses_cuda():
-                self._say(anew=True)
+                self._say(anew=time.monotonic() - self._begun)
                 return tests
             sys.stdout.flush()
             sys.stderr.flush()

@@ -25,7 +25,7 @@ from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
-from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
 
 ATTEMPTS = 3
@@ -104,11 +104,9 @@ class Duet:
         return [key for key, row in self._rows.items() if row.open]
 
     def _check_unchanged(self) -> None:
-        for name, side in self.sides.items():
-            if side.current() != side.identity:
-                raise RunError(
-                    f"{name} ({side.title}) was changed while it was measured; begin anew"
-                )
+        head = self.sides[HEAD]
+        if working_tree(head.folder).identity != head.identity:
+            raise RunError(f"head ({head.title}) was changed while it was measured; begin anew")
 
     # Pairs
 

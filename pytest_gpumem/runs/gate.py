@@ -37,14 +37,16 @@ from pytest_gpumem.result_files import Results, load_results
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import for_a_run, pytest_command, running
-from pytest_gpumem.runs.conclusion import conclude, excused, may_be_excused
-from pytest_gpumem.runs.duet import Duet, under_other_name
-from pytest_gpumem.runs.open_rows import (
+from pytest_gpumem.runs.decisions import (
+    conclude,
     crept_limits,
+    excused,
     limits_for_duet,
+    may_be_excused,
     with_creep,
     with_duets,
 )
+from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree

@@ -33,8 +33,7 @@ from pytest_gpumem.runs.worktree import (
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"
-READY_SECONDS = 1800.0  # to collect the tests, which may compile CUDA sources
-WORK_SECONDS = 3600.0  # to measure without an answer
+WORK_SECONDS = 3600.0  # to collect the tests or to measure, without an answer
 END_SECONDS = 60.0  # to end after the last answer
 RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that ended well
 
@@ -163,12 +162,9 @@ class Processes:
         begun = time.perf_counter()
         if side not in self._parents:
             self._parents[side] = self._start(side, tests)
-            _read(self._parents[side], record, words, ("ready", "exit"), READY_SECONDS)
         parent = self._parents[side]
-        collected = time.perf_counter()
-        if "exit" not in words:
-            parent.tell(tests)
-            _read(parent, record, words, ("exit", "ended"), WORK_SECONDS)
+        parent.tell(tests)
+        _read(parent, record, words, ("exit", "ended"), WORK_SECONDS)
         _read(parent, record, words, ("ended",), END_SECONDS)
         if "ended" not in words:  # it measured itself, or it is lost
             words["ended"] = parent.wait(END_SECONDS)
@@ -182,7 +178,7 @@ class Processes:
             self._anew.add(side)
             self._say(
                 f"{name}: tests use CUDA while they are collected, so processes cannot be "
-                f"forked: each starts anew, which takes {collected - begun:.1f} s"
+                f"forked: each starts anew, which takes {words['anew']:.1f} s"
             )
         record.take_end(words, parent.output())
         return record

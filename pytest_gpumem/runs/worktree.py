@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,6 @@ class Side:
     folder: Path  # where pytest runs
     root: Path  # the tree around it, of which the other side may import nothing
     python: str  # the interpreter
-    current: Callable[[], str]  # the identity now
     imports: tuple[Path, ...] = ()  # folders whose modules come before installed ones
     environment: Path | None = None  # None: this one
 
@@ -82,21 +81,21 @@ def revision_side(
                 raise NoFolder(f"{name} has no folder {below}, where this was called")
             imports = (tree, tree / "src") if python is None else ()
             python = python or sys.executable
-            yield Side(title, commit, folder, tree, python, lambda: commit, imports, environment)
+            yield Side(title, commit, folder, tree, python, imports, environment)
         finally:
             _git_if_any(top, "worktree", "remove", "--force", "--force", str(tree))
 
 
 def in_this_environment(folder: Path) -> Side:
     """A side that is measured alone, as it is: its code has no identity."""
-    return Side("working tree", "", folder, folder, sys.executable, str)
+    return Side("working tree", "", folder, folder, sys.executable)
 
 
 def working_tree(here: Path) -> Side:
     """The working tree as it is, in this environment."""
     here = here.resolve()
     title, identity = _state(here)
-    return Side(title, identity, here, _top(here) or here, sys.executable, lambda: _state(here)[1])
+    return Side(title, identity, here, _top(here) or here, sys.executable)
 
 
 # Git

@@ -19,6 +19,7 @@ from pytest_gpumem.runs.worktree import (
     moved_word,
     python_path,
     two_sides,
+    working_tree,
 )
 
 PROJECT = """
@@ -135,7 +136,7 @@ def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> Non
     with two_sides("main", repository) as (_, head):
         (repository / "ignored.py").write_text("x")
         (repository / "result.json").write_text("x")
-        assert head.current() == head.identity
+        assert working_tree(repository).identity == head.identity
         changes: list[Callable[[], object]] = [
             lambda: (repository / "new.cu").write_text("x"),
             lambda: (repository / "mine.py").write_text("VALUE = 7\n"),
@@ -144,7 +145,7 @@ def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> Non
         states = {head.identity}
         for change in changes:
             change()
-            states.add(head.current())
+            states.add(working_tree(repository).identity)
         assert len(states) == 4
 
 

@@ -12,7 +12,7 @@ from pytest_gpumem.judging.expectations import LooserLimit
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, first_line
-from pytest_gpumem.runs.conclusion import (
+from pytest_gpumem.runs.decisions import (
     State,
     conclude,
     excused,

@@ -31,7 +31,7 @@ def say(**words):
     lines.write(json.dumps(words) + "\\n")
     lines.flush()
 """
-READY = "say(ready=True)\nrequest = json.loads(lines.readline())\nsay(pid=7)\n"
+READY = "request = json.loads(lines.readline())\nsay(pid=7)\n"
 Made = Callable[[str], Processes]
 Played = Callable[..., ProcessRecord]
 
@@ -45,7 +45,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         script.write_text(START + program)
         # No pytest misbehaves like this.
         monkeypatch.setattr(processes, "SCRIPT", script)
-        side = Side("working tree", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
+        side = Side("working tree", "same", tmp_path, tmp_path, sys.executable)
         return Processes({HEAD: side}, [], os.environ)
 
     return make

@@ -21,7 +21,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
-from pytest_gpumem.runs.open_rows import (
+from pytest_gpumem.runs.decisions import (
     crept_limits,
     limits_for_duet,
     with_creep,

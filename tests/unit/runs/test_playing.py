@@ -371,7 +371,7 @@ def test_a_duet_that_is_stopped_has_what_is_decided() -> None:
 
 def test_head_that_changes_meanwhile_is_refused() -> None:
     with pytest.raises(RunError, match="was changed while it was measured"):
-        play(plain, sides=sides(lambda: "another"))
+        play(plain, sides=sides("another"))
 
 
 def test_the_text_and_the_document_say_it_all() -> None:
