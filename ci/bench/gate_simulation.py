@@ -293,7 +293,7 @@ class History:
     def save(self, day: int, level: float, noise: float) -> None:
         """Save a day, unless the reference is full and nothing gets faster."""
         log = math.log(self.kernel.latency) + level + noise
-        if self.reference is not None and self.reference.full:
+        if self.reference is not None and self.reference.days == DAYS:
             before, self._fast = self._fast, log < self.reference.mean - self.kernel.log_limit
             if not (before or self._fast):
                 return

@@ -11,7 +11,7 @@ from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import memory_of, times_of
 from pytest_gpumem.judging import regression
 from pytest_gpumem.judging.finding import basis, check_of, known, with_verdict
-from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, judge_footprint
+from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.judging.judge import conditions, doubts
 from pytest_gpumem.judging.limits import STEPS, absolute, physical
 from pytest_gpumem.judging.regression import NAME, WIDEST
@@ -42,11 +42,8 @@ def judged(
     if row.footprint is not None:
         past = memory_of(baseline.reference_runs(row, "memory"))
         why = None if past else baseline.why_new(row, "memory")
-        names = [name for name in JUDGED if row.footprint.ended or name not in AT_THE_END]
         alone = facts.simulated and not row.label
-        findings += judge_footprint(
-            row.footprint, row.limits, past, names, why, fixtures_alone=alone
-        )
+        findings += judge_footprint(row.footprint, row.limits, past, why, fixtures_alone=alone)
     row = replace(row, verdict=replace(row.verdict, comparison=comparison))
     return with_verdict(row, findings, strict=strict)
 

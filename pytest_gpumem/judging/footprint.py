@@ -51,21 +51,20 @@ def judge_footprint(
     footprint: Footprint,
     limits: Limits,
     past: Sequence[Footprint],
-    names: Sequence[str],
     no_history: str | None = None,
     of: str = "the baseline",
     *,
     fixtures_alone: bool = False,
 ) -> Iterator[LimitResult]:
-    """Yield a finding for each limit that is set and among `names`.
+    """Yield a finding for each limit that is set; none at the test's end before it ended.
 
     `past`: of the saved runs of the row; `of` has them in words.
     `no_history`: why there is no saved run.
     `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
     """
-    for name in names:
+    for name in JUDGED:
         check = check_of(limits, name)
-        if check is None:
+        if check is None or (name in AT_THE_END and not footprint.ended):
             continue
         if name != MAX_WAITS:
             yield _judge_bytes(check, footprint, past, no_history, fixtures_alone)

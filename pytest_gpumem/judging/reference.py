@@ -63,11 +63,6 @@ class Reference:
             self.noise = max(self.noise, stdev(logs))
 
     @property
-    def full(self) -> bool:
-        """True if it has all its dates."""
-        return self.days == DAYS
-
-    @property
     def latency(self) -> float:
         """Seconds: the geometric mean of its processes."""
         return math.exp(self.mean)

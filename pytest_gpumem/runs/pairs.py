@@ -128,9 +128,10 @@ class DuetRow:
             findings = absolute(now, self.limits, facts, past=(was,), names=names, of=BASE)
         elif base.footprint is not None and head.footprint is not None:
             past = [base.footprint]
-            findings = judge_footprint(head.footprint, self.limits, past, names, of=BASE)
+            findings = judge_footprint(head.footprint, self.limits, past, of=BASE)
         for finding in findings:
-            self.decided[finding.limit] = finding
+            if finding.limit in names:
+                self.decided[finding.limit] = finding
 
     def _peak(self, written: str) -> LimitResult:
         was = [row.footprint for row in self.base if row.footprint is not None]

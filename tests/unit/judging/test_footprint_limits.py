@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.footprint import JUDGED, judge_footprint
+from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse, WaitLine, Waits
 from pytest_gpumem.records.measurement import Limits
@@ -21,7 +21,7 @@ def judged(
     now: Footprint, past: list[Footprint] | None = None, /, **limits: Any
 ) -> list[tuple[Outcome, Code | None, str]]:
     found = judge_footprint(
-        now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], JUDGED
+        now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or []
     )
     return [(one.outcome, one.code, one.reason) for one in found]
 

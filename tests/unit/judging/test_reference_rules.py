@@ -38,14 +38,14 @@ def test_the_first_twelve_dates_count() -> None:
     later = [(FIRST + timedelta(days=20 + day), [9 * LOG]) for day in range(3)]
     first = [(FIRST + timedelta(days=day), [LOG, LOG]) for day in range(12)]
     whole = Reference([*later, *first])
-    assert (whole.days, whole.processes, whole.full) == (12, 24, True)
+    assert (whole.days, whole.processes) == (12, 24)
     assert whole.latency == pytest.approx(LATENCY)
     assert whole.slowest == pytest.approx(math.log(LATENCY))
 
 
 def test_runs_of_a_date_are_of_one_day() -> None:
     same_day = Reference([(FIRST, [LOG]), (FIRST, [LOG + math.log(2)])])
-    assert (same_day.days, same_day.processes, same_day.full) == (1, 2, False)
+    assert (same_day.days, same_day.processes) == (1, 2)
     assert same_day.latency == pytest.approx(math.sqrt(2) * LATENCY)
 
 
