@@ -33,17 +33,17 @@ class Buffer:
     `read()` and `write()` are always valid.
     """
 
+    home: Home = "as left"
+
     def __init__(
         self,
         arena: Arena,
         allocation: Allocation,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        home: Home,
     ) -> None:
         self._arena, self.device = arena, arena.device
         self.allocation = allocation  # the memory now behind the handle; another one after a move
-        self.home: Home = home  # where its pages are before every sample, for managed memory
         self.followers: list[Callable[[], None]] = []  # called after every move
         self.shape = shape
         self.dtype = dtype
@@ -92,7 +92,7 @@ class Buffer:
     @property
     def goes_home(self) -> bool:
         """True if its pages are put back before every sample."""
-        return self.kind.managed and self.home != "as left"
+        return self.home != "as left"
 
     def __repr__(self) -> str:
         address = self.address or self.host_address
@@ -170,13 +170,7 @@ class Buffer:
             follower()
 
     def put_home(self, stream: Stream) -> None:
-        """Put managed pages where they are before every sample; queued on `stream`."""
-        if not self.kind.managed:
-            return
-        if self.home in ("host", "prefetched"):
-            self.device.managed.prefetch(self.allocation, True, stream)
-        if self.home in ("device", "prefetched"):
-            self.device.managed.prefetch(self.allocation, False, stream)
+        """Put managed pages where they are before every sample."""
 
 
 class Arena:
@@ -205,7 +199,6 @@ class Arena:
         dtype: Any = "f4",
         kind: MemoryKind = MemoryKind.DEVICE,
         *,
-        home: Home = "device",
         fill: bool = True,
         write_combined: bool = False,
         mapped: bool = True,
@@ -228,7 +221,7 @@ class Arena:
         with self.device.memory.near_host() if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
         self._book(allocation, self.device.footprints.took(kind, nbytes))
-        buffer = (handle or Buffer)(self, allocation, elements, element, home)
+        buffer = (handle or Buffer)(self, allocation, elements, element)
         if kind.managed:
             self._managed.append(buffer)
         self._made += 1
@@ -258,7 +251,7 @@ class Arena:
             touch(array)
             allocation = self.device.memory.adopt(array, register=register)
         self._book(allocation, self.device.footprints.took(allocation.kind, array.nbytes))
-        return Buffer(self, allocation, array.shape, array.dtype, "as left")
+        return Buffer(self, allocation, array.shape, array.dtype)
 
     def _refuse_shared(self, array: np.ndarray[Any, Any]) -> None:
         """Refuse an array as pageable whose memory a buffer has."""

@@ -147,15 +147,13 @@ class ManagedBuffer(Buffer):
         if self._in_force != alone:
             device.streams.synchronize(stream)
             self._apply(alone)
-        if not self._wanted.read_mostly:
-            super().put_home(stream)
-        else:
-            if self.home != "as left":
-                device.managed.prefetch(self.allocation, self.home != "device", stream)
+        if self.goes_home:
+            device.managed.prefetch(self.allocation, self.home != "device", stream)
+        if self._wanted.read_mostly:
             device.streams.synchronize(stream)
             self._apply(self._wanted)
-            if self.home == "prefetched":
-                device.managed.prefetch(self.allocation, False, stream)  # leaves a copy on the host
+        if self.home == "prefetched":
+            device.managed.prefetch(self.allocation, False, stream)  # may leave a copy on the host
         if self.discards:
             device.managed.discard(self.allocation, stream)
 
@@ -218,10 +216,10 @@ def managed(
     def handle(*parts: Any) -> ManagedBuffer:
         buffer = ManagedBuffer(*parts)
         buffer.oversubscribed, buffer._wanted, buffer.discards = over, wanted, discard
+        buffer.home = home
         return buffer
 
-    kind = MemoryKind.MANAGED
-    return arena.buffer(shape, dtype, kind, home=home, fill=fill, handle=handle, make=allocate)
+    return arena.buffer(shape, dtype, MemoryKind.MANAGED, fill=fill, handle=handle, make=allocate)
 
 
 def no_migration(facts: DeviceFacts) -> str | None:

@@ -157,7 +157,6 @@ class Memory:
             shape,
             dtype,
             MemoryKind.PINNED,
-            home="as left",
             mapped=mapped,
             write_combined=write_combined,
             portable=portable,
@@ -173,7 +172,7 @@ class Memory:
         Raises:
             Unsupported: there is one GPU; the test skips.
         """
-        return self._give(self.arena.buffer(shape, dtype, MemoryKind.PEER, home="as left"), like)
+        return self._give(self.arena.buffer(shape, dtype, MemoryKind.PEER), like)
 
     def registered(self, array: Any, dtype: Any = "f4", *, like: Any = None) -> Any:
         """Pageable host memory, page-locked afterwards by `cudaHostRegister`.
