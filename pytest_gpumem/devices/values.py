@@ -58,25 +58,25 @@ def _mixed(z: Any) -> Any:
     return z ^ (z >> np.uint64(31))
 
 
-def rule_of(dtype: Any) -> tuple[str, int, str]:
-    """The type that is compared, how many of it an element holds, and the rule."""
+def compared_type(dtype: Any) -> tuple[str, int]:
+    """The type that an element is compared as, and how many of it an element holds."""
     element = np.dtype(dtype)
     if element.kind in "iub":
-        return f"u{element.itemsize}", 1, "exact"
+        return f"u{element.itemsize}", 1
     plain, parts = plain_type(element.str)
     if plain[0] != "f":
         raise Unsupported(f"elements of {element} cannot be compared")
-    return plain, parts, "close"
+    return plain, parts
 
 
 def mismatch(actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
     """As `Content.mismatch`, of two flat arrays of equal type."""
-    element, parts, rule = rule_of(actual.dtype)
+    element, parts = compared_type(actual.dtype)
     actual, expected = actual.view(element), expected.view(element)
     count, first = 0, -1
     for start in range(0, actual.size, CHUNK):
         a, e = actual[start : start + CHUNK], expected[start : start + CHUNK]
-        if rule == "exact":
+        if element[0] == "u":
             differs = a != e
         else:
             x, y = a.astype(np.float64), e.astype(np.float64)

@@ -277,6 +277,7 @@ def fill(element: str) -> str:
     return f"gpumem_fill_random<{CPP_TYPES[element]}>"
 
 
-def mismatch(element: str, rule: str) -> str:
-    """The kernel of `CONTENT_SOURCE` that compares elements of a type of `CPP_TYPES` by a rule."""
+def mismatch(element: str) -> str:
+    """The kernel of `CONTENT_SOURCE` that compares elements of a type of `CPP_TYPES`."""
+    rule = "close" if element[0] == "f" else "exact"
     return f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>"

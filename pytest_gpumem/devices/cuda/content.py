@@ -105,7 +105,7 @@ class CudaContent:
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         # A copy does not move managed pages as the host's reads would.
         result, doing = np.empty(size, dtype=dtype), "reading memory"
-        _check_fits(result.nbytes, allocation)
+        check_copy(allocation, allocation, result.nbytes)
         check(R.cudaDeviceSynchronize(), doing)
         if allocation.address:
             to = result.ctypes.data
@@ -134,7 +134,7 @@ class CudaContent:
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
         source, doing = np.ascontiguousarray(content), "writing memory"
-        _check_fits(source.nbytes, allocation)
+        check_copy(allocation, allocation, source.nbytes)
         check(R.cudaDeviceSynchronize(), doing)
         if allocation.address:
             begin = source.ctypes.data
@@ -161,7 +161,7 @@ class CudaContent:
         # what wrote the arrays ran on other streams
         check(R.cudaDeviceSynchronize(), "comparing results")
         actual, expected = _flat(cupy, actual, dtype), _flat(cupy, expected, dtype)
-        element, parts, rule = values.rule_of(actual.dtype)
+        element, parts = values.compared_type(actual.dtype)
         size = actual.size * parts
         result = self._memory.allocate(16, MemoryKind.DEVICE)  # a count, and the first place
         try:
@@ -173,7 +173,7 @@ class CudaContent:
                 np.float64(tolerance),
                 np.uint64(result.address),
             )
-            entry, stream = mismatch(element, rule), CudaStream(LEGACY_DEFAULT)
+            entry, stream = mismatch(element), CudaStream(LEGACY_DEFAULT)
             self._queue(entry, _MISMATCH_BLOCKS_PER_SM, size, arguments, stream)
             count, first = (int(number) for number in self.to_host(result, "u8", 2))
         finally:
@@ -184,12 +184,6 @@ class CudaContent:
 def _flat(library: Any, array: Any, dtype: Any) -> Any:
     # A reference may have computed in a wider type than the kernel stores.
     return library.ascontiguousarray(library.asarray(array), dtype=dtype).reshape(-1)
-
-
-def _check_fits(nbytes: int, allocation: Allocation) -> None:
-    if allocation.freed or nbytes > allocation.nbytes:
-        what = "freed memory" if allocation.freed else f"{allocation.nbytes} bytes"
-        raise DeviceError(f"cannot copy {nbytes} bytes from or to {what}")
 
 
 def _wait(stream: Stream) -> None:

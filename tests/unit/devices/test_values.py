@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytest_gpumem.devices.protocol import Unsupported
-from pytest_gpumem.devices.values import CHUNK, fill, mismatch, rule_of
+from pytest_gpumem.devices.values import CHUNK, compared_type, fill, mismatch
 
 MASK = 2**64 - 1
 
@@ -75,4 +75,4 @@ def test_complex_numbers_compare_by_their_parts() -> None:
 
 def test_what_is_no_number_cannot_be_compared() -> None:
     with pytest.raises(Unsupported):
-        rule_of(np.dtype("V3"))
+        compared_type(np.dtype("V3"))
