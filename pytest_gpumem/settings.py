@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_gpumem import units
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.options import BY_NAME, KEYWORD_PARSERS, MARKER_KEYWORDS, OPTIONS, Option
-from pytest_gpumem.units import did_you_mean
+from pytest_gpumem.units import ShownError, did_you_mean
 
 if TYPE_CHECKING:
     # A session without --gpumem does not need records/.
@@ -42,7 +42,7 @@ OF_A_RUN = ("processes", "isolate", "save", "strict", "report", ANNOUNCE)
 """What a whole run does once: switched off in its processes."""
 
 
-class SettingsError(ValueError):
+class SettingsError(ShownError, ValueError):
     """A setting that cannot be used: a line with origin, value and what is accepted."""
 
 

@@ -50,7 +50,11 @@ _NUMBER = r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3
 _PLUS = r"(?<![eE])\+"  # of a sum, not of an exponent
 
 
-class QuantityError(ValueError):
+class ShownError(Exception):
+    """An error that is shown with the user's line that led to it, without a traceback."""
+
+
+class QuantityError(ShownError, ValueError):
     """A text that is no such quantity: a line with the value and what is accepted."""
 
 

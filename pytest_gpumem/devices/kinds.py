@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import ShownError, format_bytes
 
 _PROC = Path("/proc/self")
 ALLOCATORS = (
@@ -25,7 +25,7 @@ ALLOCATORS = (
 stream-ordered pool; the second keeps it."""
 
 
-class DeviceError(Exception):
+class DeviceError(ShownError):
     """The device refused or failed."""
 
 

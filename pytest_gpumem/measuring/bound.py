@@ -17,7 +17,7 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import ShownError, format_bytes
 
 Buffers = Mapping[str, Buffer]  # by parameter
 Values = Mapping[str, int | float]  # of scalars, by parameter
@@ -25,11 +25,11 @@ Copies = Mapping[Buffer, Allocation]
 NO_COPIES: Copies = MappingProxyType({})
 
 
-class BadCall(ValueError):
+class BadCall(ShownError, ValueError):
     """A kernel or a measurement was called with arguments that do not fit."""
 
 
-class NoSuchKernel(AttributeError):
+class NoSuchKernel(ShownError, AttributeError):
     """The catalogue has no kernel of that name; the message lists the kernels."""
 
 

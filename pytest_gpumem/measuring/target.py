@@ -22,7 +22,7 @@ from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.units import GiB, MiB, ShownError
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding
@@ -32,7 +32,7 @@ _NO_MEMORY = "out.of.memory|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED|_ALLOC(
 """In messages of PyTorch, CUDA's driver, runtime and libraries, RMM and XLA."""
 
 
-class WrongResult(AssertionError):
+class WrongResult(ShownError, AssertionError):
     """The result of a launch is not the reference's; no speed is reported for it."""
 
 

@@ -25,14 +25,14 @@ from pytest_gpumem.memory.window_request import (
     window_request,
 )
 from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.units import format_bytes, short_bytes, sizes
+from pytest_gpumem.units import ShownError, format_bytes, short_bytes, sizes
 
 
 class Thrashing(UserWarning):
     """Windows ask for more than is set aside, so that their lines evict each other."""
 
 
-class LeftoverWarning(UserWarning):
+class LeftoverWarning(ShownError, UserWarning):
     """A test left the set-aside or the windows of streams changed; they were put back."""
 
 

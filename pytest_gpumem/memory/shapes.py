@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.protocol import Device, OutOfMemory
-from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, short_bytes
+from pytest_gpumem.units import QuantityError, ShownError, format_bytes, parse_bytes, short_bytes
 
 
-class BadBuffer(ValueError):
+class BadBuffer(ShownError, ValueError):
     """A buffer that cannot be: wrong size, type or kind."""
 
 

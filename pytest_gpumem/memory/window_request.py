@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pytest_gpumem.devices.protocol import AccessProperty, Device
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
+from pytest_gpumem.units import QuantityError, ShownError, format_bytes, parse_bytes, parse_share
 
 Where = Literal["stream", "graph", "launch"]
 """The carrier of the window: the stream, the kernels of a captured graph, or each launch."""
@@ -24,7 +24,7 @@ _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such
 FREE_STEPS = 3  # steps of L2/16 that a saturated kernel beside the window hardly misses
 
 
-class BadWindow(ValueError):
+class BadWindow(ShownError, ValueError):
     """An access-policy window or a set-aside that cannot be."""
 
 

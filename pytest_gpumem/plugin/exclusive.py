@@ -114,7 +114,7 @@ def exclusive(
     """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
 
     `tell`: prints a line. `test`: named to others. `limit`: seconds of waiting for the same test.
-    Raises `LockUnusable`; `GpuBusy`: the wait reached the limit.
+    Raises `LockUnusable`, or `GpuBusy` at the limit.
     """
     if facts.uuid is None:
         yield

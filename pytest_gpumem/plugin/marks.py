@@ -40,31 +40,30 @@ def uses_benchmark(item: pytest.Item) -> bool:
     """True if a test has pytest-benchmark's fixture, whatever its name."""
     if uses(item, "benchmark"):
         return True
-    fixtures = getattr(item, "_fixtureinfo", None)
-    if fixtures is None:
-        return False
-    for definitions in fixtures.name2fixturedefs.values():
-        for definition in definitions:
-            if getattr(definition.func, "__module__", "") == "pytest_benchmark.plugin":
-                return True
-    return False
+    modules = [getattr(fixture.func, "__module__", "") for fixture in _fixtures(item)]
+    return "pytest_benchmark.plugin" in modules
 
 
 def measures(item: pytest.Item) -> bool:
     """False if a test certainly measures nothing, as none of its fixtures can ask for others."""
     if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
         return True
-    fixtures = getattr(item, "_fixtureinfo", None)
-    if fixtures is None:
-        return False
-    if "request" in fixtures.argnames:
+    if "request" in getattr(getattr(item, "_fixtureinfo", None), "argnames", ()):
         return True
-    for definitions in fixtures.name2fixturedefs.values():
-        for definition in definitions:
-            package = str(definition.func.__module__).partition(".")[0]
-            if "request" in definition.argnames and package not in ("_pytest", "pytest_gpumem"):
-                return True
+    for fixture in _fixtures(item):
+        package = str(fixture.func.__module__).partition(".")[0]
+        if "request" in fixture.argnames and package not in ("_pytest", "pytest_gpumem"):
+            return True
     return False
+
+
+def _fixtures(item: pytest.Item) -> list[pytest.FixtureDef[Any]]:
+    fixtures: list[pytest.FixtureDef[Any]] = []
+    information = getattr(item, "_fixtureinfo", None)  # of a test that is a function
+    if information is not None:
+        for definitions in information.name2fixturedefs.values():
+            fixtures += definitions
+    return fixtures
 
 
 def may_measure(item: pytest.Item) -> bool:

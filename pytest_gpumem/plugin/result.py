@@ -11,10 +11,10 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement, Overlap
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.units import Quantity, format_rate, format_share, format_time
+from pytest_gpumem.units import Quantity, ShownError, format_rate, format_share, format_time
 
 
-class NoTraffic(ValueError):
+class NoTraffic(ShownError, ValueError):
     """A figure was asked for that this measurement does not have: a bandwidth without known bytes,
     an overlap of one piece of work."""
 

@@ -32,7 +32,7 @@ from pytest_gpumem.reporting.conclusion import (
     failing_text,
 )
 from pytest_gpumem.reporting.row import worst_first
-from pytest_gpumem.reporting.terminal import columns, header, missing_lines
+from pytest_gpumem.reporting.terminal import columns, header, missing_lines, profiled_lines
 from pytest_gpumem.units import format_time
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # as `reporting.github.VARIABLE`
@@ -63,14 +63,9 @@ class Results:
     def header(self) -> list[str]:
         """What is measured, and compared with which baseline."""
         session = self._session
-        lines = header(
-            session.facts,
-            session.settings.to_json(),
-            self._baseline(),
-            fallback_reason=session.chosen.fallback_reason,
-        )
+        why, plan = session.chosen.fallback_reason, session.settings.to_json()
         shown = []
-        for line in lines:
+        for line in header(session.facts, plan, self._baseline(), fallback_reason=why):
             shown += wrapped(line, columns(), indent="    ")
         return shown
 
@@ -174,8 +169,6 @@ class Results:
         rows = rows_of_table(session)
         lines: list[str] = []
         if rows and session.ranges.tool_attached():
-            from pytest_gpumem.reporting.terminal import profiled_lines
-
             lines += profiled_lines(rows)
         elif rows:
             lines += self._table(rows, writer)
@@ -255,12 +248,11 @@ def _conclusion(session: GpuSession) -> Conclusion | None:
     steps: list[tuple[str, str]] = []
     failing = worst_first(failing)
     if failing:
-        acceptable, limits = [], list[str]()
+        accept, limits = list[str](), list[str]()
         for row in failing:
             limits += absolute_limits(row)
-            if any(changes_of(row)):
-                acceptable.append(row)
-        accept = [command(row) for row in acceptable[:1]]
+            if any(changes_of(row)) and not accept:
+                accept.append(command(row))
         steps = advice(_again(failing[0], session), accept, option=False, limits=limits)
     code = Exit.NO_VERDICT if session.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, session.missing, advice=steps)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
 
+from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.printable import printable
+from pytest_gpumem.units import ShownError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # no other error may replace them
@@ -36,9 +39,9 @@ class Feature:
     - `logged(report)`: before plugins read a report, also of a worker
     - `selected(session)`: after the collection
 
-    pytest's outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test. Any
-    other error is a mistake, which changes no test: the feature is named in `broken`, takes no
-    further part, and what it was to judge is UNDECIDED.
+    pytest's outcomes and each `ShownError` fail the test. Any other error is a mistake, which
+    changes no test: the feature is named in `broken`, takes no further part, and what it was to
+    judge is UNDECIDED.
     """
 
     name = ""
@@ -197,15 +200,7 @@ class RunningHooks:
         if crash is not None and Path(crash.path).is_relative_to(_PACKAGE):
             # --tb=line shows it
             crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
-        for feature, method in self._taking_part("report"):
-            try:
-                method(item, call, report)
-            except BaseException as raised:
-                shown = self._refused(raised, feature, "report", item)
-                if isinstance(shown, _STOPS):
-                    raise shown from None
-                if shown is not None:
-                    fail(report, str(shown))
+        self._each("report", item, call, report)
         return report
 
     @pytest.hookimpl(wrapper=True)
@@ -228,8 +223,54 @@ class RunningHooks:
 
 
 def _replaced(error: BaseException, item: pytest.Item) -> BaseException:
+    """A skip, or a failure of one line with the place; or the error without frames of ours."""
+    root = item.config.rootpath
+    shown: BaseException
     if isinstance(error, ENDS):
         return error
-    from pytest_gpumem.plugin.errors import replaced
+    if isinstance(error, Unsupported):
+        shown = pytest.skip.Exception(str(error), _use_item_location=True)
+    elif isinstance(error, ShownError):
+        place = printable(_where(error.__traceback__, item.path, root))
+        shown = pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
+    else:
+        if not item.config.getoption("fulltrace"):
+            error.__traceback__ = _without_ours(error.__traceback__, item.path, root)
+        return error
+    shown.__context__, shown.__suppress_context__ = error, True  # as `raise shown from None` does
+    return shown
 
-    return replaced(error, item)
+
+def _frames(
+    traceback: TracebackType | None, test_file: Path, root: Path
+) -> Iterator[tuple[TracebackType, Path, bool]]:
+    """The frames from the outermost one, with their files, and whether the code is the user's."""
+    while traceback is not None:
+        file = Path(traceback.tb_frame.f_code.co_filename)
+        elsewhere = "site-packages" in file.parts or file.is_relative_to(_PACKAGE)
+        of_the_user = file.is_relative_to(root) and not elsewhere
+        yield traceback, file, of_the_user or file == test_file
+        traceback = traceback.tb_next
+
+
+def _where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
+    """`file:line: ` of the user's innermost line; empty if there is none."""
+    place = ""
+    for frame, file, of_the_user in _frames(traceback, test_file, root):
+        if of_the_user:
+            shown = file.relative_to(root) if file.is_relative_to(root) else file
+            place = f"{shown}:{frame.tb_lineno}: "
+    return place
+
+
+def _without_ours(
+    traceback: TracebackType | None, test_file: Path, root: Path
+) -> TracebackType | None:
+    """A traceback without the frames of this package outside of the user's innermost frame."""
+    kept: TracebackType | None = None
+    outside = False
+    for frame, file, of_the_user in reversed([*_frames(traceback, test_file, root)]):
+        outside = outside or of_the_user
+        if not outside or not file.is_relative_to(_PACKAGE):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept

@@ -6,7 +6,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -121,12 +121,12 @@ class GpuSession:
 
     @property
     def evidence(self) -> bool:
-        """True if the session records what each row runs, and lets it settle doubts."""
+        """True if the session records what each row runs."""
         return self.watches_streams and EVIDENCE not in switched_off(os.environ)
 
     @property
     def watches_streams(self) -> bool:
-        """True if each row of foreign code is watched for work on streams of its own."""
+        """True if rows of foreign code are watched for work on other streams."""
         return not self.ranges.tool_attached()
 
     @property
@@ -270,12 +270,11 @@ class GpuSession:
             device.close()
             return
         # What a lost context held went with it.
-        with suppress(Exception if self.lost_in is not None else ContextLost):
-            try:
-                if harness is not None:
-                    harness.close()
-            finally:
-                device.close()
+        lost = Exception if self.lost_in is not None else ContextLost
+        with suppress(lost), ExitStack() as stack:
+            stack.callback(device.close)
+            if harness is not None:
+                stack.callback(harness.close)
 
 
 def _count_fork(reference: weakref.ref[GpuSession]) -> None:

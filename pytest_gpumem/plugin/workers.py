@@ -78,7 +78,7 @@ def benchmarks_are_off(config: pytest.Config) -> bool:
 
 
 def given(config: pytest.Config, key: str) -> Any:
-    """In a worker: what it was given; None if nothing."""
+    """What a worker was given; None if nothing."""
     return getattr(config, "workerinput", {}).get(f"gpumem_{key}")
 
 

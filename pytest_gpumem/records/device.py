@@ -7,10 +7,10 @@ import re
 from msgspec import field
 
 from pytest_gpumem.records.record import Record
-from pytest_gpumem.units import format_rate
+from pytest_gpumem.units import ShownError, format_rate
 
 
-class UnknownPeak(ValueError):
+class UnknownPeak(ShownError, ValueError):
     """A share of a bandwidth was requested that the driver does not report."""
 
 

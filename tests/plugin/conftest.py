@@ -22,7 +22,6 @@ for name in (
     "gpu_benchmark",
     "gpu_memory",
     "judging",
-    "errors",
 ):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
 for name in (
