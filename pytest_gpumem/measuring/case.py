@@ -166,15 +166,15 @@ class _CodeTarget(Target):
         self._case, self._buffers, self._named = case, arena, named
         self._moved, self._reads, self._writes = moved, reads, writes
 
-    def _bind(self) -> None:
-        """Make launch, its graph, and restore for where the buffers now are."""
-        case = self._case
-        self._launched = self._foreign(case.launch, case.reference)
+    def _bind(self, *, first: bool = False) -> None:
+        """Make launch and restore for where the buffers now are."""
+        case, call = self._case, self.device.kernels.call
+        self._queues = [partial(call, self._foreign(case.launch, case.reference))]
         self.restores = case.restore is not None
         if case.restore is not None:
             reference = None if self._on_simulated else case.restore
             self._restored = self._foreign(case.restore, reference)
-        self.capture(partial(self.device.kernels.call, self._launched, self.stream))
+        self.capture(first=first)
 
     def _describe(self, *notes: str) -> None:
         """Fill in the fields for the case and its buffers as they are now."""
@@ -208,12 +208,6 @@ class _CodeTarget(Target):
                     accesses.append(Access(f"{role} {index}", role, array.nbytes, array.nbytes))
                     allocations.append(array.allocation)
         return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
-
-    def launch(self, place: int, stream: Stream) -> None:
-        if self._graph is not None:
-            self.device.graphs.replay(self._graph, stream)
-        else:
-            self.device.kernels.call(self._launched, stream)
 
     def prepare(self, stream: Stream) -> None:
         if self.restores:
@@ -300,12 +294,7 @@ class CallTarget(_CodeTarget):
                 self._movable.append(value)
         self.moves = bool(self._movable)
         self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
-        if window is not None and window.where == "graph":
-            # What a library sets up at its first call cannot be captured.
-            case = self._case
-            self.device.kernels.call(self._foreign(case.launch, case.reference), stream)
-            self.device.streams.synchronize()
-        self._bind()
+        self._bind(first=True)
         stays = "one placement: the callable's arrays are its own; a Case is built anew for each"
         self._describe(*(() if self.moves else (stays,)))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Device, Graph, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Launch, OutOfMemory, Stream
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
@@ -30,6 +30,8 @@ SMALL_BYTES = 16 * GiB  # of placements beyond the wanted number, whose content 
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 _NO_MEMORY = "out.of.memory|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED|_ALLOC(ATION)?_FAILED"
 """In messages of PyTorch, CUDA's driver, runtime and libraries, RMM and XLA."""
+
+Queue = Callable[[Stream], None]
 
 
 class WrongResult(ShownError, AssertionError):
@@ -64,11 +66,11 @@ class Target:
     ) -> None:
         """`stream`: where it runs. `window`: the same, if it is a persisting stream."""
         self.name, self.device, self.stream, self.window = name, device, stream, window
-        self._graph: Graph | None = None  # the launch, where the window is on a graph's kernels
+        self._queues: list[Queue] = []  # queues a launch, for each placement
 
     def launch(self, place: int, stream: Stream) -> None:
         """Queue a launch on the buffers of a placement."""
-        raise NotImplementedError
+        self._queues[place](stream)
 
     def prepare(self, stream: Stream) -> None:
         """Queue what restores changed inputs, untimed."""
@@ -112,21 +114,27 @@ class Target:
             buffer.put_home(self.stream)
         synchronize(self.stream)
 
-    def capture(self, body: Callable[[], None]) -> None:
-        """Launch the graph of `body` from now on, if the window is to be on a graph's kernels.
+    def capture(self, *, first: bool = False) -> None:
+        """Launch a graph from now on, if the window is to be on a graph's kernels.
 
         Raises `BadCall`: no kernel could carry the window. Raises `CannotCapture`.
         """
         window, graphs = self.window, self.device.graphs
         if window is None or window.where != "graph":
             return
-        self._graph = graphs.capture(window.stream, body, window=window.spec)
-        windows = graphs.windows(self._graph)
+        if first:
+            # What loads or sets up something waits, which no capture can.
+            self.launch(0, self.stream)
+            self.device.streams.synchronize()
+        body = partial(self.launch, 0, self.stream)
+        graph = graphs.capture(self.stream, body, window=window.spec)
+        windows = graphs.windows(graph)
         if window.spec is not None and not any(windows):
             raise BadCall(
                 f'where="graph": {self.name} queues no kernel that could carry the window'
             )
         window.read_back(windows)
+        self._queues = [partial(graphs.replay, graph)]
 
     def describe(self, buffers: Iterable[Buffer], *notes: str) -> None:
         """Note what a reader must know, also of the set-aside of L2 and of managed buffers."""
@@ -223,7 +231,7 @@ class KernelTarget(Target):
             )
         self._copies: list[Allocation] = []  # of the movable buffers, side by side
         launch = bound.launch(buffers, values)
-        self._launches, call = [launch], launch.call
+        self._queues, call = [self._queue(launch)], launch.call
         device.kernels.compile(launch)
         bound.fill(buffers, stream)
         self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
@@ -232,11 +240,7 @@ class KernelTarget(Target):
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
         self._result = KernelResult(bound, buffers, values, self._saved)
-        if window is not None and window.where == "graph":
-            # A kernel is loaded at its first launch, which waits: not within a capture.
-            device.kernels.launch(launch, stream)
-            device.streams.synchronize(stream)
-            self._bind()
+        self.capture(first=True)
 
         self.moves = bool(self._movable)
         self.checks = kernel.reference is not None
@@ -273,13 +277,11 @@ class KernelTarget(Target):
         buffer.put_home(stream)
         self._saved[name] = saved
 
-    def launch(self, place: int, stream: Stream) -> None:
-        if self._graph is not None:
-            self.device.graphs.replay(self._graph, stream)
-        elif self.window is not None and self.window.where == "launch":
-            self.device.kernels.launch(self._launches[place], stream, window=self.window.spec)
-        else:
-            self.device.kernels.launch(self._launches[place], stream)
+    def _queue(self, launch: Launch) -> Queue:
+        window, kernels = self.window, self.device.kernels
+        if window is not None and window.where == "launch":
+            return lambda stream: kernels.launch(launch, stream, window=window.spec)
+        return lambda stream: kernels.launch(launch, stream)
 
     def poison(self, stream: Stream) -> None:
         self._leave()
@@ -303,15 +305,16 @@ class KernelTarget(Target):
             move_buffers(self._arena, self._movable, random)
         finally:
             self._bind()
+            self.capture()
 
     def _fitting(self, wanted: int, most: int) -> int:
         nbytes = sum(buffer.nbytes for buffer in self._movable)
         return side_by_side(nbytes, wanted, most, self.device.memory.free_bytes(MemoryKind.DEVICE))
 
     def _bind(self) -> None:
-        """Make the launch, and its graph, for where the buffers now are."""
-        self._launches = [self._bound.launch(self._buffers, self._values)]
-        self.capture(partial(self.device.kernels.launch, self._launches[0], self.stream))
+        """Make the launch for where the buffers themselves now are."""
+        self._queues = [self._queue(self._bound.launch(self._buffers, self._values))]
+        self.places = 1
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
@@ -321,19 +324,19 @@ class KernelTarget(Target):
         for parameter in self._bound.kernel.parameters:
             if parameter.role is Role.WRITE:
                 outputs.append(self._buffers[parameter.name])
-        launches, stream = [], self._arena.stream
+        queues, stream = [], self._arena.stream
         for first in range(0, len(self._copies), len(sizes)):
             placed = dict(zip(self._movable, self._copies[first:], strict=False))
             for buffer, copy in placed.items():
                 if buffer not in outputs:
                     self.device.content.copy(copy, buffer.allocation, buffer.nbytes, stream)
-            launches.append(self._bound.launch(self._buffers, self._values, placed))
-        self._launches, self.places = launches, count
+            queues.append(self._queue(self._bound.launch(self._buffers, self._values, placed)))
+        self._queues, self.places = queues, count
 
     def _leave(self) -> None:
         """Go back to the buffers themselves."""
         if self._copies:
-            self._launches, self.places = [self._bound.launch(self._buffers, self._values)], 1
+            self._bind()
             copies, self._copies = self._copies, []
             for allocation in copies:
                 self._arena.release(allocation)

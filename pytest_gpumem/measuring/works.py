@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
-from pytest_gpumem.measuring.target import KernelResult, Target, compare
+from pytest_gpumem.measuring.target import KernelResult, Queue, Target, compare
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
@@ -31,8 +31,6 @@ DEVICE_TO_HOST = "device to host"
 PEER = "peer"
 KERNEL = "kernel"
 HOST = "host"
-
-Queue = Callable[[Stream], None]
 
 
 class Work(Target):
@@ -55,12 +53,9 @@ class Work(Target):
     ) -> None:
         """`engines`: that it keeps busy. `queue`: queues a run; for work of the host, does it."""
         super().__init__(name, arena.device, arena.stream)
-        self.engines, self.queue = frozenset(engines), queue
+        self.engines, self.queue, self._queues = frozenset(engines), queue, [queue]
         self._poison, self._verify = poison, verify
         self.checks, self.waits = verify is not None, HOST in self.engines
-
-    def launch(self, place: int, stream: Stream) -> None:
-        self.queue(stream)
 
     def prepare(self, stream: Stream) -> None:
         if self.before is not None:
