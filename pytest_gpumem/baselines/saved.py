@@ -42,7 +42,7 @@ class SavedRow(Record, frozen=True):
     nodeid: str  # pytest's id of the test
     label: str = ""  # As `Row.label`
     measurement: Measurement | None = None  # Reduced: each placement has its median only
-    footprint: Footprint | None = None  # Reduced: without remarks
+    footprint: Footprint | None = None  # As `Row.footprint`
     limits: Limits = Limits()  # Those of the row in this run
     accepted_time: str = ""  # `Acceptances.digest` of the accepted time; empty for nothing
     accepted_memory: str = ""  # The same of the accepted memory

@@ -95,7 +95,7 @@ class Store:
             revision=revision,
             mode=mode,
         )
-        full, refused, saved = 0, list[tuple[Row, str]](), list[SavedRow]()
+        full, refused, saved = 0, list[tuple[Row, str]](), dict[str, SavedRow]()
         for row in rows:
             why = refusal(row, self._facts.simulated)
             if why is not None:
@@ -105,10 +105,10 @@ class Store:
             if entering is None:
                 full += 1
             else:
-                saved.append(entering)
+                saved[row.key] = entering
         path = None
         if saved:
-            path = self._write(structs.replace(run, rows=tuple(saved)))
+            path = self._write(structs.replace(run, rows=tuple(saved.values())))
         return SaveResult(path, len(saved), full, tuple(refused))
 
     def unwritable(self) -> str | None:
