@@ -64,7 +64,7 @@ def repetition_margin(measurement: Measurement) -> float:
 # Student's t distribution. SciPy has it; it is larger than this package.
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache
 def quantile(confidence: float, freedom: int) -> float:
     """Return the value that is not exceeded with this confidence, to nine digits.
 
