@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -200,26 +200,17 @@ class Arena:
         kind: MemoryKind = MemoryKind.DEVICE,
         *,
         fill: bool = True,
-        write_combined: bool = False,
-        mapped: bool = True,
-        portable: bool = True,
         handle: Callable[..., Buffer] | None = None,
         make: Callable[[int], Allocation] | None = None,
     ) -> Buffer:
-        """Return a new buffer, with seeded random content if `fill`. Keywords as in `Memory`.
-        `make`: allocates so many bytes, in place of the device's `allocate`.
-        """
+        """Return a new buffer, with seeded random content if `fill`.
+        `make`: allocates so many bytes, in place of the device's `allocate`."""
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
             check_cap(self.device, nbytes)
-        flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
-        allocate = partial(self.device.memory.allocate, nbytes, kind, **flags)
-        if make is not None:
-            allocate = partial(make, nbytes)
-        # The driver decides where page-locked memory lies while it allocates.
-        with self.device.memory.near_host() if kind.on_host else nullcontext():
-            allocation = self.with_room(allocate)
+        allocate = make or partial(self.device.memory.allocate, kind=kind)
+        allocation = self.with_room(partial(allocate, nbytes))
         self._book(allocation, self.device.footprints.took(kind, nbytes))
         buffer = (handle or Buffer)(self, allocation, elements, element)
         if kind.managed:

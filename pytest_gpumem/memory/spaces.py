@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, Device, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, Buffer, Home
 from pytest_gpumem.memory.managed import Place, managed
 from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
@@ -149,19 +149,18 @@ class Memory:
             TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
             Unsupported: the device cannot map host memory; the test skips.
         """
-        if mapped and not self.arena.device.facts.can_map_host:
-            raise Unsupported(
-                f"{self.arena.device.facts.name} cannot map host memory (canMapHostMemory is 0)"
-            )
-        buffer = self.arena.buffer(
-            shape,
-            dtype,
-            MemoryKind.PINNED,
-            mapped=mapped,
-            write_combined=write_combined,
-            portable=portable,
-        )
-        return self._give(buffer, like)
+        facts = self.arena.device.facts
+        if mapped and not facts.can_map_host:
+            raise Unsupported(f"{facts.name} cannot map host memory (canMapHostMemory is 0)")
+        memory, kind = self.arena.device.memory, MemoryKind.PINNED
+        flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
+
+        def allocate(nbytes: int) -> Allocation:
+            # The driver decides where page-locked memory lies while it allocates.
+            with memory.near_host():
+                return memory.allocate(nbytes, kind, **flags)
+
+        return self._give(self.arena.buffer(shape, dtype, kind, make=allocate), like)
 
     def peer(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory of another GPU (CUDA C++ Programming Guide, Peer-to-Peer Memory Access).
