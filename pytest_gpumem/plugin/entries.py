@@ -93,6 +93,12 @@ class Entries:
             self._fixture._mode = "gpu_benchmark(...)"
 
 
+def words_of(config: pytest.Config) -> list[str]:
+    """The words of the command line, with those of PYTEST_ADDOPTS."""
+    words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    return words + [str(word) for word in config.invocation_params.args]
+
+
 def storage_folder(config: pytest.Config) -> Path:
     """The folder of pytest-benchmark's storage, or where that is its default or no folder
     `.benchmarks` of the rootdir.
@@ -134,11 +140,7 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
     """
     session: Any = getattr(config, "_benchmarksession", None)
     groups = getattr(session, "groups", None)
-    words = [
-        *config.getini("addopts"),
-        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-        *[str(argument) for argument in config.invocation_params.args],
-    ]
+    words = [*config.getini("addopts"), *words_of(config)]
     wanted = any(_TABLE_OPTION.match(word) for word in words)
     if not groups or (wanted and not always):
         yield

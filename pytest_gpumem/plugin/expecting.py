@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from pytest_gpumem.judging.expectations import (
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.plugin.adoption import adopts
+from pytest_gpumem.plugin.entries import words_of
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -303,8 +303,7 @@ class CommandLine:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-        self._words += [str(word) for word in config.invocation_params.args]
+        self._words = words_of(config)
         self.name_tests = any(argument in self._words for argument in config.args)
         """True if they name the tests; else the ini file does, or the folder is searched."""
         self.tests = [self._nodeid(argument) for argument in config.args]

@@ -113,7 +113,7 @@ class GpuSession:
         self.watch: L2Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self.destroyed = False  # a context of ours, by a reset
-        self._lost_how = ""  # the error, and where that test is defined
+        self.why_unrun = ""  # why no later test runs on the device
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
 
     def remark(self, *lines: str) -> None:
@@ -244,13 +244,9 @@ class GpuSession:
             what = re.sub(r"(?<!^)(?=[A-Z])", " ", code[1]).lower()
         file, line, _ = item.location
         place = file if line is None else f"{file}:{line + 1}"
-        self.lost_in, self._lost_how = item.nodeid, f"{what}, {place}"
-
-    @property
-    def why_unrun(self) -> str:
-        """Why no later test runs on the device."""
-        test, how = printable(str(self.lost_in)), printable(self._lost_how)
-        return f"{DID_NOT_RUN}{test} lost the context ({how})"
+        self.lost_in = item.nodeid
+        lost = printable(f"{item.nodeid} lost the context ({what}, {place})")
+        self.why_unrun = f"{DID_NOT_RUN}{lost}"
 
     def check_context(self, item: pytest.Item) -> None:
         """Raise `ContextLost` if an earlier test than this one lost the context."""
