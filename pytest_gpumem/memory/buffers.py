@@ -199,12 +199,10 @@ class Arena:
         dtype: Any = "f4",
         kind: MemoryKind = MemoryKind.DEVICE,
         *,
-        fill: bool = True,
         handle: Callable[..., Buffer] | None = None,
         make: Callable[[int], Allocation] | None = None,
     ) -> Buffer:
-        """Return a new buffer, with seeded random content if `fill`.
-        `make`: allocates so many bytes, in place of the device's `allocate`."""
+        """Return a new buffer. `make`: allocates its bytes, in place of the device's `allocate`."""
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
@@ -216,7 +214,7 @@ class Arena:
         if kind.managed:
             self._managed.append(buffer)
         self._made += 1
-        if fill:
+        if buffer.goes_home or not kind.managed:  # else its pages stay untouched
             seed = self.seed * 1_000_003 + self._made
             self.device.content.fill_random(allocation, buffer.dtype_name, seed, self.stream)
         buffer.put_home(self.stream)

@@ -181,7 +181,6 @@ def managed(
     dtype: Any,
     *,
     home: Home,
-    fill: bool = True,
     discard: bool = False,
     **advice: Any,
 ) -> Buffer:
@@ -219,7 +218,7 @@ def managed(
         buffer.home = home
         return buffer
 
-    return arena.buffer(shape, dtype, MemoryKind.MANAGED, fill=fill, handle=handle, make=allocate)
+    return arena.buffer(shape, dtype, MemoryKind.MANAGED, handle=handle, make=allocate)
 
 
 def no_migration(facts: DeviceFacts) -> str | None:

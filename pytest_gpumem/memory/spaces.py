@@ -94,7 +94,6 @@ class Memory:
             shape,
             dtype,
             home=homes[first_touch],
-            fill=first_touch != "none",
             discard=discard,
             read_mostly=read_mostly,
             preferred_location=preferred_location,
