@@ -173,7 +173,7 @@ class _CodeTarget(Target):
         self.restores = case.restore is not None
         if case.restore is not None:
             reference = None if self._on_simulated else case.restore
-            self._restored = self._foreign(case.restore, reference)
+            self.prepare = partial(call, self._foreign(case.restore, reference))
         self.capture(first=first)
 
     def _describe(self, *notes: str) -> None:
@@ -187,8 +187,10 @@ class _CodeTarget(Target):
             reads = sum(int(array.nbytes) for array in self._reads)
             writes = sum(int(array.nbytes) for array in self._writes)
             self.moved_bytes = MovedBytes(reads, writes)
-        self.checks = self._case.check is not None
-        if self.checks and not all(isinstance(array, Buffer) for array in self._writes):
+        self.poison, self.verify = self._poison, None
+        if self._case.check is not None:
+            self.verify = self._verify
+        if self.verify is not None and not all(isinstance(array, Buffer) for array in self._writes):
             notes += (
                 "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
                 "check",
@@ -209,17 +211,13 @@ class _CodeTarget(Target):
                     allocations.append(array.allocation)
         return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
 
-    def prepare(self, stream: Stream) -> None:
-        if self.restores:
-            self.device.kernels.call(self._restored, stream)
-
-    def poison(self, stream: Stream) -> None:
+    def _poison(self, stream: Stream) -> None:
         inputs = [id(array) for array in self._reads]
         for array in self._writes:
             if isinstance(array, Buffer) and id(array) not in inputs:
                 self.device.content.poison(array.allocation, stream)
 
-    def verify(self) -> None:
+    def _verify(self) -> None:
         """Call the user's check. Raises `WrongResult`; `BadCall` if it gives no truth value."""
         assert self._case.check is not None
         try:

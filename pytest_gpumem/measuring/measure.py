@@ -195,7 +195,7 @@ class _Measuring:
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
             outside=UNSET if outside is None else outside,
-            checked=target.checks and not_checked is None,
+            checked=target.verify is not None and not_checked is None,
             notes=tuple(
                 dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self._notes))
             ),
@@ -206,7 +206,7 @@ class _Measuring:
 
     def _check(self) -> str | None:
         """Check a launch; return why its result could not be compared, if so."""
-        if not self._target.checks:
+        if self._target.verify is None:
             return None
         with self._range("check"):
             try:

@@ -26,7 +26,7 @@ def overlap_of(
     Returns None for work that overlaps nothing, and under a profiler, which slows each part
     differently.
     """
-    if not work.parts or work.before is not None or harness.profiled:
+    if not work.parts or harness.profiled:
         return None
     short = Plan(plan.mode, plan.sampler, 1, plan.precision, PART_SHARE * plan.budget)
     if work.waits:
@@ -34,7 +34,7 @@ def overlap_of(
 
     def latency(part: Work) -> float:
         part = copy.copy(part)
-        part.checks = False  # the whole is checked, of which it is a part
+        part.verify = None  # the whole is checked, of which it is a part
         return measure(harness, part, short, arena=arena, label="", name=name).latency
 
     pieces = (*work.parts, in_turn(arena, work.parts))

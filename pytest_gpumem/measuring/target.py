@@ -38,6 +38,10 @@ class WrongResult(ShownError, AssertionError):
     """The result of a launch is not the reference's; no speed is reported for it."""
 
 
+def nothing(stream: Stream) -> None:
+    """Queue nothing."""
+
+
 class NotChecked(Exception):
     """The result of a launch could not be compared; the message is the reason."""
 
@@ -49,7 +53,6 @@ class Target:
     any_stream = False  # launches may go to any stream; else they belong on `stream`
     restores = False  # something comes before every launch, so that no batch is possible
     waits = False  # the host takes part in every launch, as in a copy of pageable memory
-    checks = False  # `verify` compares the result of a launch
     moves = False  # `move` gives it fresh addresses
     places = 1  # placements of its buffers that live side by side
     moved_bytes: MovedBytes | None = None  # compulsory bytes of a launch, if known
@@ -67,19 +70,13 @@ class Target:
         """`stream`: where it runs. `window`: the same, if it is a persisting stream."""
         self.name, self.device, self.stream, self.window = name, device, stream, window
         self._queues: list[Queue] = []  # queues a launch, for each placement
+        self.prepare: Queue = nothing  # queues what restores changed inputs, untimed
+        self.poison: Queue = nothing  # overwrites outputs, so that a result is of a launch
+        self.verify: Callable[[], None] | None = None  # raises `WrongResult`
 
     def launch(self, place: int, stream: Stream) -> None:
         """Queue a launch on the buffers of a placement."""
         self._queues[place](stream)
-
-    def prepare(self, stream: Stream) -> None:
-        """Queue what restores changed inputs, untimed."""
-
-    def poison(self, stream: Stream) -> None:
-        """Overwrite outputs, so that a result is of a launch."""
-
-    def verify(self) -> None:
-        """Raise `WrongResult` for the result of a launch."""
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         """Go to fresh addresses: `wanted` placements side by side, `most` where they are small.
@@ -103,6 +100,7 @@ class Target:
         """
         # What restores, launches and verifies need not be on any stream of ours.
         synchronize = self.device.streams.synchronize
+        assert self.verify is not None
         self.poison(self.stream)
         synchronize()
         self.prepare(self.stream)
@@ -240,10 +238,12 @@ class KernelTarget(Target):
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
         self._result = KernelResult(bound, buffers, values, self._saved)
+        self.poison = self._poison
+        if kernel.reference is not None:
+            self.verify = self._result.verify
         self.capture(first=True)
 
         self.moves = bool(self._movable)
-        self.checks = kernel.reference is not None
         self.waits = any(buffer.kind.pageable for buffer in buffers.values())
         self.managed = tuple(buffer for buffer in buffers.values() if buffer.goes_home)
         self.any_stream = window is None and not self.managed
@@ -283,12 +283,9 @@ class KernelTarget(Target):
             return lambda stream: kernels.launch(launch, stream, window=window.spec)
         return lambda stream: kernels.launch(launch, stream)
 
-    def poison(self, stream: Stream) -> None:
+    def _poison(self, stream: Stream) -> None:
         self._leave()
         self._result.poison(stream)
-
-    def verify(self) -> None:
-        self._result.verify()
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._leave()

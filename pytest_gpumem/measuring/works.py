@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
-from pytest_gpumem.measuring.target import KernelResult, Queue, Target, compare
+from pytest_gpumem.measuring.target import KernelResult, Queue, Target, compare, nothing
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
@@ -37,7 +37,6 @@ class Work(Target):
     """Work that stays where it is: addresses make no difference to a link."""
 
     restores = True  # launches that spread over streams do not follow each other in a batch
-    before: Work | None = None  # comes before each measured run, untimed
     parts: tuple[Work, ...] = ()  # of work that overlaps: each whole
     streams = 0  # that the parts are spread over
     chunks: int | None = None  # pieces that the data is cut into, if it is
@@ -48,26 +47,13 @@ class Work(Target):
         name: str,
         engines: Iterable[str],
         queue: Queue,
-        poison: Queue | None = None,
+        poison: Queue = nothing,
         verify: Callable[[], None] | None = None,
     ) -> None:
         """`engines`: that it keeps busy. `queue`: queues a run; for work of the host, does it."""
         super().__init__(name, arena.device, arena.stream)
         self.engines, self.queue, self._queues = frozenset(engines), queue, [queue]
-        self._poison, self._verify = poison, verify
-        self.checks, self.waits = verify is not None, HOST in self.engines
-
-    def prepare(self, stream: Stream) -> None:
-        if self.before is not None:
-            self.before.queue(stream)
-
-    def poison(self, stream: Stream) -> None:
-        if self._poison is not None:
-            self._poison(stream)
-
-    def verify(self) -> None:
-        if self._verify is not None:
-            self._verify()
+        self.poison, self.verify, self.waits = poison, verify, HOST in self.engines
 
 
 class Works:
@@ -229,7 +215,7 @@ class Works:
         """
         _check("after", (before, work))
         work = copy.copy(work)
-        work.before = before
+        work.prepare, work.parts = before.queue, ()  # parts alone would lack it
         return work
 
     @on_its_device
@@ -246,6 +232,7 @@ class Works:
         on_host = [work for work in works if work.engines == {HOST}]
         on_device = [work for work in works if work.engines != {HOST}]
         lanes = [device.streams.create() for _ in on_device]
+        checks = [work.verify for work in works if work.verify is not None]
 
         def queue(stream: Stream) -> None:
             for lane in lanes:
@@ -262,11 +249,10 @@ class Works:
                 work.poison(stream)
 
         def verify() -> None:
-            for work in works:
-                work.verify()
+            for check in checks:
+                check()
 
-        whole = _several(self._arena, works, " beside ", queue, poison, verify)
-        whole.checks = any(work.checks for work in works)
+        whole = _several(self._arena, works, " beside ", queue, poison, verify if checks else None)
         whole.parts, whole.streams = works, len(lanes)
         return whole
 
@@ -404,9 +390,7 @@ def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
             device.streams.synchronize(stream)
         last.poison(stream)
 
-    whole = _several(arena, works, " then ", queue, poison, last.verify)
-    whole.checks = last.checks
-    return whole
+    return _several(arena, works, " then ", queue, poison, last.verify)
 
 
 def _several(
@@ -415,7 +399,7 @@ def _several(
     between: str,
     queue: Queue,
     poison: Queue,
-    verify: Callable[[], None],
+    verify: Callable[[], None] | None,
 ) -> Work:
     """Join works; the bytes are those that cross links, in both directions."""
     name = between.join(work.name for work in works)

@@ -57,7 +57,7 @@ def checked(device: Device, work: Work) -> None:
     work.poison(stream)
     work.queue(stream)
     device.streams.synchronize(stream)
-    assert work.checks
+    assert work.verify is not None
     work.verify()
 
 
@@ -191,7 +191,7 @@ def test_a_wrong_result_is_seen() -> None:
     ]:
         with naming(kind):
             work.poison(stream)
-            assert work.checks
+            assert work.verify is not None
             with pytest.raises(WrongResult, match="the first is"):  # nothing ran
                 work.verify()
 
