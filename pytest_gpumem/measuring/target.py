@@ -143,32 +143,51 @@ class Target:
         self.notes = (*notes, *(note for note in of_window if note), *of_memory)
 
 
-class KernelResult:
-    """The result of a kernel on buffers. `saved`: content that updated arguments start from."""
+def checking(
+    bound: BoundKernel,
+    buffers: Buffers,
+    values: Values,
+    saved: Mapping[str, Allocation] = MappingProxyType({}),
+    *,
+    results: Buffers | None = None,
+    whole: str = "",
+) -> tuple[Queue, Callable[[], None] | None]:
+    """Return what poisons the outputs of a kernel and restores its inputs, and what verifies it.
 
-    def __init__(
-        self,
-        bound: BoundKernel,
-        buffers: Buffers,
-        values: Values,
-        saved: Mapping[str, Allocation] = MappingProxyType({}),
-    ) -> None:
-        self._bound, self._buffers, self._values, self._saved = bound, buffers, values, saved
-        self._expected: Mapping[str, Any] = {}
+    `saved`: content that updated arguments start from, if it is not what they have.
+    `results`: where the outputs are at the end of the work of this name, `whole`.
+    """
+    device, kernel = bound.device, bound.kernel
+    expected: dict[str, Any] = {}
+    if kernel.reference is None:
+        return nothing, None
 
-    def poison(self, stream: Stream) -> None:
-        """Overwrite the outputs, restore the inputs, and compute what is expected."""
-        device = self._bound.device
-        for parameter in self._bound.kernel.parameters:
+    def arrays(names: Iterable[str], within: Buffers) -> dict[str, Any]:
+        """Return arrays over buffers, or copies."""
+        content: dict[str, tuple[Allocation, str, int]] = {}
+        for name in names:
+            buffer = within[name]
+            content[name] = buffer.allocation, buffer.dtype_name, buffer.size
+            if kernel.source is None:
+                # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
+                content[name] = buffer.allocation, "u1", buffer.nbytes
+        beyond_link = any(buffer.kind.beyond_link for buffer in within.values())
+        if beyond_link or device.content.on_host:
+            copies = device.content.copies(list(content.values()))
+            return dict(zip(content, copies, strict=True))
+        return {name: device.memory.view(*content[name]) for name in content}
+
+    def poison(stream: Stream) -> None:
+        for parameter in kernel.parameters:
             name = parameter.name
-            if name in self._saved:
-                buffer = self._buffers[name]
-                device.content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
+            if name in saved:
+                buffer = buffers[name]
+                device.content.copy(buffer.allocation, saved[name], buffer.nbytes, stream)
             elif parameter.role is Role.WRITE:
-                device.content.poison(self._buffers[name].allocation, stream)
+                device.content.poison(buffers[name].allocation, stream)
         device.streams.synchronize(stream)
         try:
-            self._expected = self._bound.expected(self._arrays(self._buffers), self._values)
+            expected.update(bound.expected(arrays(buffers, buffers), values))
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -176,31 +195,16 @@ class KernelResult:
             why = "the result was not checked: memory is too short for its reference"
             raise NotChecked(why) from error
 
-    def verify(self) -> None:
-        """Compare the outputs with what is expected."""
-        kernel, expected, self._expected = self._bound.kernel, self._expected, {}
-        outputs = self._arrays(expected)
-        for name, content in expected.items():
+    def verify() -> None:
+        wanted = dict(expected)
+        expected.clear()
+        outputs = arrays(wanted, results or buffers)
+        for name, content in wanted.items():
             # A reference may give fewer elements than the array has room for, such as tile sums.
-            output, tolerance = outputs[name][: content.size], kernel.relative_tolerance
-            of = f" of {name!r}"
-            compare(self._bound.device, kernel.name, output, content, tolerance, of=of)
+            output, of = outputs[name][: content.size], "" if whole else f" of {name!r}"
+            compare(device, whole or kernel.name, output, content, kernel.relative_tolerance, of=of)
 
-    def _arrays(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return arrays over arguments, or copies."""
-        device = self._bound.device
-        content: dict[str, tuple[Allocation, str, int]] = {}
-        for name in names:
-            buffer = self._buffers[name]
-            content[name] = buffer.allocation, buffer.dtype_name, buffer.size
-            if self._bound.kernel.source is None:
-                # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
-                content[name] = buffer.allocation, "u1", buffer.nbytes
-        beyond_link = any(buffer.kind.beyond_link for buffer in self._buffers.values())
-        if beyond_link or device.content.on_host:
-            copies = device.content.copies(list(content.values()))
-            return dict(zip(content, copies, strict=True))
-        return {name: device.memory.view(*content[name]) for name in content}
+    return poison, verify
 
 
 class KernelTarget(Target):
@@ -237,10 +241,8 @@ class KernelTarget(Target):
         for parameter in kernel.parameters:
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
-        self._result = KernelResult(bound, buffers, values, self._saved)
+        self._poison_outputs, self.verify = checking(bound, buffers, values, self._saved)
         self.poison = self._poison
-        if kernel.reference is not None:
-            self.verify = self._result.verify
         self.capture(first=True)
 
         self.moves = bool(self._movable)
@@ -285,7 +287,7 @@ class KernelTarget(Target):
 
     def _poison(self, stream: Stream) -> None:
         self._leave()
-        self._result.poison(stream)
+        self._poison_outputs(stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._leave()

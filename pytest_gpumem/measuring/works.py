@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
-from pytest_gpumem.measuring.target import KernelResult, Queue, Target, compare, nothing
+from pytest_gpumem.measuring.target import Queue, Target, checking, compare, nothing
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
@@ -156,10 +156,8 @@ class Works:
             device.kernels.launch(launch, persisting.stream)
             device.streams.join(stream, persisting.stream)
 
-        work = Work(self._arena, kernel.name, [KERNEL], queue)
-        if kernel.kernel.reference is not None:
-            result = KernelResult(kernel, buffers, values)
-            work = Work(self._arena, kernel.name, [KERNEL], queue, result.poison, result.verify)
+        checks = checking(kernel, buffers, values)
+        work = Work(self._arena, kernel.name, [KERNEL], queue, *checks)
         work.moved_bytes = kernel.kernel.traffic(launch.call)
         return work
 
@@ -316,9 +314,15 @@ class Works:
         parts = [self.copy(there, source), self._launch_of(kernel, buffers, values)]
         if target is not None:
             parts.append(self.copy(target, there))
-        name, result = f"staged {kernel.name}", there if target is None else target
-        tolerance = kernel.kernel.relative_tolerance
-        expected: dict[str, Any] = {}
+        name, (argument,) = f"staged {kernel.name}", buffers
+        poison_there, verify = checking(
+            kernel,
+            buffers,
+            values,
+            {argument: source.allocation},
+            results={argument: there if target is None else target},
+            whole=name,
+        )
 
         def queue(stream: Stream) -> None:
             for lane in lanes:
@@ -333,19 +337,10 @@ class Works:
                 device.streams.join(stream, lane)
 
         def poison(stream: Stream) -> None:
-            device.content.copy(there.allocation, source.allocation, there.nbytes, stream)
-            device.streams.synchronize(stream)
-            array = device.memory.view(there.allocation, there.dtype_name, there.size)
-            expected.update(kernel.expected(dict.fromkeys(buffers, array), values))
+            poison_there(stream)
             device.content.poison(there.allocation, stream)
             if target is not None:
                 device.content.poison(target.allocation, stream)
-
-        def verify() -> None:
-            (actual,) = device.content.copies([(result.allocation, result.dtype_name, result.size)])
-            for content in expected.values():
-                compare(device, name, actual, content, tolerance)
-            expected.clear()
 
         work = Work(arena, name, _engines(parts), queue, poison, verify)
         written = 0 if target is None else target.nbytes
