@@ -14,11 +14,6 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
 
 
-def check_size(nbytes: int) -> None:
-    if nbytes <= 0:
-        raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
-
-
 def check_allocator(name: str) -> None:
     if name not in ALLOCATORS:
         raise DeviceError(f"no allocator {name!r}; there are: {', '.join(ALLOCATORS)}")

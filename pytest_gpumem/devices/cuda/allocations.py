@@ -13,7 +13,6 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import (
     check_oversubscription,
-    check_size,
     part_of,
 )
 from pytest_gpumem.devices.cuda import places
@@ -90,7 +89,6 @@ class CudaMemory:
         write_combined: bool = False,
         portable: bool = True,
     ) -> Allocation:
-        check_size(nbytes)
         free = self.free_bytes(kind)
         if not kind.beyond_link and nbytes > free - self._spare_bytes(kind):
             self._empty_pools()

@@ -70,7 +70,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return address
 
     def allocate(self, nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
-        checks.check_size(nbytes)
         if kind.on_peer:
             raise Unsupported(NO_PEER)
         self._check_free(nbytes, kind)
