@@ -47,33 +47,22 @@ class PersistingStream:
     """Bytes under the window."""
     where: Where
     """The carrier of the window."""
-    offset: int
-    """Bytes of the buffer before the window."""
-    fixed_ratio: float | None
-    """The hit ratio that is requested; None: fitted to the set-aside."""
-    wanted: SetAside
-    """The set-aside that is requested."""
+    offset: int  # bytes of the buffer before the window
+    fixed_ratio: float | None  # the hit ratio that is requested; None: fitted to the set-aside
+    wanted: SetAside  # the set-aside that is requested
     hit: AccessProperty
-    miss: AccessProperty | None
-    """None: normal under a fitted hit ratio below 1, else streaming."""
+    miss: AccessProperty | None  # None: normal under a fitted hit ratio below 1, else streaming
     allow_thrash: bool
-    clamped_from: int | None
-    """Bytes of the buffer, where `window="clamp"` made the window shorter."""
+    clamped: bool  # the buffer is larger than the largest window
     too_large: bool
     """All is fitted, and the window is larger than half of L2: there a fitted window is slower than
     none (`ci/records/nvidia-h200/suite.json`). It is measured without a window."""
-    hit_ratio: float = 0.0
-    """Share of the window's accesses that persist; fitted anew when a stream opens or closes."""
-    set_aside: int = 0
-    """Bytes that the driver granted to all open streams of the device together."""
-    before: int = 0
-    """Bytes that were set aside before the first of them."""
-    closed: bool = False
-    """The `with` block has ended, and the window with it."""
-    used: bool = False
-    """A measurement used it, or its handle was read."""
-    _reset: Literal["window", "context"] | None = None
-    """How it was reset, until `renew`."""
+    hit_ratio: float = 0.0  # fitted anew when a stream opens or closes
+    set_aside: int = 0  # granted to all open streams of the device together
+    before: int = 0  # set aside before the first of them
+    closed: bool = False  # the `with` block has ended, and the window with it
+    used: bool = False  # a measurement used it, or its handle was read
+    _reset: Literal["window", "context"] | None = None  # how it was reset, until `renew`
     _graph_window: WindowSpec | None = None
 
     @property
@@ -177,8 +166,8 @@ class PersistingStream:
     def notes(self) -> tuple[str, ...]:
         """Notes for the result of a measurement on this stream."""
         notes = []
-        if self.clamped_from is not None and not self.too_large:
-            part, whole = sizes(self.nbytes, self.clamped_from)
+        if self.clamped and not self.too_large:
+            part, whole = sizes(self.nbytes, self.buffer.nbytes)
             notes.append(
                 f"the window covers the first {part} of {whole}: no larger one is possible"
             )

@@ -65,7 +65,6 @@ def window_request(
     nbytes = _window_bytes(facts, buffer, window, start)
     size = _set_aside(facts, set_aside)
     all_fitted = fitted and size == "fit" and hit == "persisting"
-    clamped = window == "clamp" and nbytes < buffer.nbytes - start
     return {
         "nbytes": nbytes,
         "offset": start,
@@ -75,7 +74,7 @@ def window_request(
         "miss": None if miss == "fit" else AccessProperty(miss),
         "where": where,
         "allow_thrash": allow_thrash,
-        "clamped_from": buffer.nbytes if clamped else None,
+        "clamped": isinstance(window, str) and window == "clamp" and nbytes < buffer.nbytes - start,
         "too_large": all_fitted and nbytes > facts.l2_bytes // 2,
     }
 
