@@ -87,7 +87,7 @@ def write_report(
         )
     before = _written_at(file)
     echo(f"gpumem: {shlex.join(command)}")
-    finished = tools.run(command, child.for_a_part(environment), echo)
+    finished = child.run(command, child.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
         raise UserError("pytest did not accept its arguments or the device; its output is above")
     if _written_at(file) in (None, before):
@@ -117,7 +117,7 @@ def select(
         file = Path(folder, "ranges.json")
         options = ["--collect-only", "-q", f"--gpumem-ranges-file={file}"]
         command = child.pytest_command(arguments, options=options, tests=tests)
-        done = child.run(command, child.for_a_part(environment), str)
+        done = child.run(command, child.for_a_part(environment))
         plain = []
         if file.exists():
             plain = json.loads(file.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
     if report.file.suffix == tools.NCU.report:
         words = ["--csv", "--page", "raw", "--print-units", "base"]
         command = [program, "--import", str(report.file), *words]
-        printed = tools.run(command, environment)
+        printed = child.run(command, environment)
         try:
             launches = ncu.read_launches(printed.output)
         except ncu.BadReport as error:
@@ -150,7 +150,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
         if any(test.managed for test in report.tests):
             reports += ["--report", "um_total_sum"]
         command = [program, "stats", *reports, database, str(report.file)]
-        return tools.run(command, environment).output.splitlines()
+        return child.run(command, environment).output.splitlines()
 
 
 def _new(name: str, ending: str) -> Path:

@@ -9,14 +9,13 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.ranges import DOMAIN, MEASURE
-from pytest_gpumem.runs import child
 
 
 class ToolMissing(NoAnswer):
@@ -125,20 +124,6 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
             "the tests would have no ranges; unset it"
         )
     return device
-
-
-def run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    echo: Callable[[str], object] = str,
-    *,
-    folder: Path | None = None,
-) -> child.CommandResult:
-    """Run a tool; `echo` gets its lines. Raises `NoAnswer`: it cannot be started."""
-    try:
-        return child.run(command, environment, echo, folder=folder)
-    except OSError as error:
-        raise NoAnswer(f"{command[0]} cannot be started: {error}") from None
 
 
 # Command lines

@@ -89,7 +89,7 @@ def ending(code: int) -> str:
 def run(
     command: Sequence[str],
     environment: Mapping[str, str],
-    echo: Callable[[str], object],
+    echo: Callable[[str], object] = str,
     *,
     folder: Path | None = None,
 ) -> CommandResult:
