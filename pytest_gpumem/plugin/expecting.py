@@ -141,7 +141,7 @@ class ExpectationFeature(Feature):
         """Remember for a gate why a test fails."""
         if self._writes is not None and report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
-            text = str(report.longrepr) if crash is None else crash.message
+            text = str(report.longrepr or "") if crash is None else crash.message
             first_line = text.strip().partition("\n")[0].removeprefix("Failed: ")
             self._failures.setdefault(report.nodeid, first_line or "failed")
 

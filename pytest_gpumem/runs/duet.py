@@ -289,22 +289,17 @@ def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str,
     """
     if process.error is not None:
         return f"crashed: {process.error}", True
-    why, fails = "no such measurement", False
-    if row is not None:
-        fails = row.failed and not _broke_only_limits(row.nodeid, process)
-        if row.measured_something and not fails:
-            return None
-        why = "its test failed" if row.measured_something else row.verdict.reason or why
+    passed = row is not None and (not row.failed or _broke_only_limits(row.nodeid, process))
+    if row is not None and row.measured_something and passed:
+        return None
     nodeid = _test_of(key, process)
     if nodeid is None:
-        return why, fails
+        return "no such measurement", row is not None and row.failed
     outcome, words = process.outcomes[nodeid]
-    if row is None:
-        fails = outcome == "failed" and not _broke_only_limits(nodeid, process)
     of_its_file = key.startswith(f"{nodeid}::")
     if words and not of_its_file:
         words = f"{outcome}, {words}"
-    return words or outcome, fails
+    return words or outcome, outcome == "failed" and not _broke_only_limits(nodeid, process)
 
 
 def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:

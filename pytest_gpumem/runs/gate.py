@@ -15,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +70,6 @@ class Gate:
     base_python: str | None = None
     screen_only: bool = False
     strict: bool = False
-    _: KW_ONLY
     base_side: Side | None = None  # None: BASE has no folder such as this one
     of_base: Selection = field(default_factory=lambda: Selection({}))  # the tests of BASE
     of_head: Selection = field(default_factory=lambda: Selection({}))
