@@ -41,6 +41,7 @@ OVERRIDDEN: dict[str, Any] = {
     "failedfirst": False,
     "newfirst": False,
     "cacheclear": False,
+    "cacheshow": True,  # then pytest writes nothing into its cache
     "stepwise": False,
     "stepwise_skip": False,
     # It measures alone, and goes on after a failure, which is that of one test.
@@ -63,7 +64,6 @@ MEASURING = (
     "pytest_gpumem.plugin.gpu_benchmark",
 )
 """Modules that a measurement imports: each process would take 0.1 s for it."""
-WITHOUT = ("lfplugin", "nfplugin")  # plugins that write into pytest's cache what failed and ran
 
 
 class Experiment:
@@ -128,12 +128,6 @@ class Experiment:
                 if file not in config.args:
                     self._named.append(name)
         config.args[:] = files
-
-    def pytest_collection(self, session: pytest.Session) -> None:
-        plugins = session.config.pluginmanager
-        for name in WITHOUT:
-            if plugins.has_plugin(name):
-                plugins.unregister(name=name)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(

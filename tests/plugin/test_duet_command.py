@@ -276,7 +276,9 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
         "test_it.py::test_sized[1]": "PASS",
         "test_it.py::test_sized[2]": "PASS",
     }
-    assert not {"mine.xml", "r.html"} & {path.name for path in project.folder.iterdir()}
+    assert not {"mine.xml", "r.html", ".pytest_cache"} & {
+        path.name for path in project.folder.iterdir()
+    }
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
 
 
