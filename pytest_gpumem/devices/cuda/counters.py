@@ -62,53 +62,16 @@ _KINDS = {
 """CUpti_ActivityUnifiedMemoryCounterKind in our words."""
 
 
-class Beacon:
-    """Managed memory that is moved on purpose, to check that CUPTI counts. On an H200 (driver
-    580.159.04) the first two passes of a process deliver nothing; known moves tell them from passes
-    without migrations.
+class CudaCounters(Counters):
+    """CUPTI's counters of unified memory and its records of activity, for a device.
+
+    The beacon is managed memory that is moved on purpose, to check that CUPTI counts. On an H200
+    (driver 580.159.04) the first two passes of a process deliver nothing, and some later ones.
     """
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._address = 0
-
-    def move(self) -> None:
-        """Prefetch to the device and back to the host, and wait."""
-        if not self._address:
-            doing = "allocating managed memory to try the counters on"
-            self._address = malloc_managed(BEACON_BYTES, doing)
-            check(R.cudaMemset(self._address, 0, BEACON_BYTES), doing)
-        for to_host in (False, True):
-            result = prefetch(self._address, BEACON_BYTES, self._index, to_host, 0)
-            if int(result[0]) != 0:
-                R.cudaGetLastError()
-                raise NotCounted(f"pages cannot be moved to try the counters on: {result[0].name}")
-        check(R.cudaStreamSynchronize(0), "moving managed memory to try the counters on")
-
-    def holds(self, address: int) -> bool:
-        return self._address <= address < self._address + BEACON_BYTES
-
-    def moves(self, events: Sequence[PageEvent]) -> int:
-        """Return how many moves to the device and back were recorded whole."""
-        moved = {TO_DEVICE: 0, TO_HOST: 0}
-        for page_event in events:
-            if page_event.kind in moved and self.holds(page_event.address):
-                moved[page_event.kind] += page_event.value
-        return min(moved.values()) // BEACON_BYTES
-
-    def close(self) -> None:
-        """Free it; a second call does nothing."""
-        address, self._address = self._address, 0
-        if address:
-            R.cudaFree(address)
-
-
-class CudaCounters(Counters):
-    """CUPTI's counters of unified memory and its records of activity, for a device."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._beacon = Beacon(index)
+        self._beacon = 0  # its address
         self._awake = False
         self._cupti: Any = None
         self._errors: tuple[type[Exception], ...] = ()
@@ -118,16 +81,15 @@ class CudaCounters(Counters):
         self._failed: Exception | None = None
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        """Count between two moves of the beacon. Raises `Undelivered`: CUPTI missed one of them, as
-        in some passes on an H200 (driver 580.159.04)."""
+        """Count between two moves of the beacon. Raises `Undelivered`: CUPTI missed a move."""
         with self._subscribed():
             for _ in range(0 if self._awake else WAKING):
                 # The first passes do not count.
                 events, _ = self._page_events(lambda: None)
-                if self._beacon.moves(events) > 0:
+                if self._moves(events) > 0:
                     break
             events, maps = self._page_events(work)
-            moves = self._beacon.moves(events)
+            moves = self._moves(events)
             if moves < 2:
                 raise Undelivered(
                     f"CUPTI reported {moves} of 2 moves of pages that were made to try it, "
@@ -135,7 +97,7 @@ class CudaCounters(Counters):
                 )
             self._awake = True
             self._refuse_losses()
-        counted = [each for each in events if not self._beacon.holds(each.address)]
+        counted = [each for each in events if not self._is_beacon(each)]
         return page_counts(counted, maps=maps)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
@@ -180,7 +142,10 @@ class CudaCounters(Counters):
         return MODULES.loading()
 
     def close(self) -> None:
-        self._beacon.close()
+        """Free the beacon; a second call does nothing."""
+        address, self._beacon = self._beacon, 0
+        if address:
+            R.cudaFree(address)
 
     @contextmanager
     def _subscribed(self) -> Iterator[Any]:
@@ -221,12 +186,36 @@ class CudaCounters(Counters):
                 events.append(page_event)
 
         def between_moves() -> None:
-            self._beacon.move()
+            self._move()
             work()
-            self._beacon.move()
+            self._move()
 
         self._run(("UNIFIED_MEMORY_COUNTER",), receive, between_moves)
         return events, maps
+
+    def _move(self) -> None:
+        """Prefetch the beacon to the device and back to the host, and wait."""
+        if not self._beacon:
+            doing = "allocating managed memory to try the counters on"
+            self._beacon = malloc_managed(BEACON_BYTES, doing)
+            check(R.cudaMemset(self._beacon, 0, BEACON_BYTES), doing)
+        for to_host in (False, True):
+            result = prefetch(self._beacon, BEACON_BYTES, self._index, to_host, 0)
+            if int(result[0]) != 0:
+                R.cudaGetLastError()
+                raise NotCounted(f"pages cannot be moved to try the counters on: {result[0].name}")
+        check(R.cudaStreamSynchronize(0), "moving managed memory to try the counters on")
+
+    def _is_beacon(self, event: PageEvent) -> bool:
+        return self._beacon <= event.address < self._beacon + BEACON_BYTES
+
+    def _moves(self, events: Sequence[PageEvent]) -> int:
+        """Return how many moves to the device and back were recorded whole."""
+        moved = {TO_DEVICE: 0, TO_HOST: 0}
+        for event in events:
+            if event.kind in moved and self._is_beacon(event):
+                moved[event.kind] += event.value
+        return min(moved.values()) // BEACON_BYTES
 
     def _count(self, name: str) -> None:
         cupti = self._cupti
