@@ -91,7 +91,8 @@ def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, are
     arena.adopt(np.zeros(16), register=True)
     arena.adopt(np.zeros(16), register=False)
     arena.allocate(4096, MemoryKind.DEVICE)
-    arena.pad(2 * MiB)
+    for nbytes in (2 * MiB, 4 * MiB):
+        arena.pad(nbytes)  # the second ends the first
     arena.buffer(4096).move()
     assert len(device.live) == 8
     arena.close()
