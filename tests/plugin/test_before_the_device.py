@@ -9,9 +9,14 @@ DRIVER = """
     from types import SimpleNamespace
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NO_DEVICE=100)
-    CUdevice_attribute = SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=1, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=2, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE=3
-    )
+
+
+    class Attributes:
+        def __getattr__(self, name):
+            return name
+
+
+    CUdevice_attribute = Attributes()
     ANSWERS = dict(
         cuDeviceGetCount=1, cuDeviceGet=0, cuDeviceGetName=b"Fake GPU", cuDeviceGetPCIBusId=b"0000:00:00.0", cuDeviceTotalMem=1 << 34,
         cuDeviceGetUuid=SimpleNamespace(bytes=bytes(16)), cuDriverGetVersion=13000, cuDeviceGetAttribute=9,

@@ -82,6 +82,25 @@ def test_every_advice_holds_from_the_start_and_can_be_taken_back(
     assert device.calls == []
 
 
+def test_pages_move_and_content_goes_when_the_user_says_and_before_a_sample(
+    device: Advising, memory: Memory
+) -> None:
+    done: list[str] = []
+    device.before("managed.prefetch", lambda _, host, __: done.append("host" if host else "device"))
+    device.before("managed.discard", lambda *_: done.append("discard"))
+    buffer = memory.managed(N, discard=True)
+    done.clear()
+    buffer.prefetch("device")
+    buffer.prefetch("host")
+    buffer.discard()
+    assert done == ["device", "host", "discard"]
+    wrong: Any = "gpu"
+    with pytest.raises(BadBuffer, match=r"prefetch\('gpu'\); accepted are"):
+        buffer.prefetch(wrong)
+    buffer.put_home(memory.arena.stream)
+    assert done[3:] == ["host", "discard"]
+
+
 def test_a_wrong_advice_is_refused_before_anything_is_allocated(
     device: Advising, memory: Memory
 ) -> None:

@@ -31,3 +31,9 @@ def test_a_guest_shares_memory_and_keeps_its_buffer_in_place(memory: Memory) -> 
     assert (buffer.read()[3] == 5).all()
     assert not memory.arena.can_move(buffer)
     assert memory.arena.can_move(memory.managed((16, 4), "f4"))
+
+
+def test_a_library_shares_the_memory_of_a_buffer_by_dlpack(memory: Memory) -> None:
+    buffer = memory.pinned((16,), "f4")
+    np.from_dlpack(buffer)[3] = 5
+    assert buffer.read()[3] == 5
