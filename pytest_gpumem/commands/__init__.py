@@ -96,11 +96,6 @@ def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Com
     )
 
 
-def json_option(help: str) -> Callable[[_Command], _Command]:
-    """`file_option` of `--json`, which all commands with results have: the argument `file`."""
-    return file_option("--json", help, "file")
-
-
 def _writable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     flag = option.opts[0]
     if path == STANDARD_OUTPUT:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, terminal, write_json
+from pytest_gpumem.commands import examples, file_option, terminal, write_json
 from pytest_gpumem.outcomes import Exit
 
 _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
@@ -17,7 +17,7 @@ _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
     short_help="Report what this machine can measure, and what is missing.",
     epilog=examples("gpumem doctor", "gpumem doctor --json machine.json"),
 )
-@json_option("Write the report as JSON.")
+@file_option("--json", "Write the report as JSON.", "file")
 def doctor(file: Path | None) -> int:
     """Report what this machine can measure, what is missing, and what else uses the GPU.
 

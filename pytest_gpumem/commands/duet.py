@@ -19,7 +19,7 @@ import click
 from pytest_gpumem.commands import (
     base_python_option,
     examples,
-    json_option,
+    file_option,
     log,
     max_regression_option,
     pytest_arguments,
@@ -77,7 +77,7 @@ REFUSED = {
     'Allowed slow-down of tests without a limit of their own, such as "1%" (default).'
 )
 @base_python_option
-@json_option("Write verdicts and all processes as JSON.")
+@file_option("--json", "Write verdicts and all processes as JSON.", "file")
 @click.option(
     "--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +17,7 @@ from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
-from pytest_gpumem.runs.worktree import in_this_environment
+from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import FURTHER_PROCESS
 
 
@@ -52,8 +53,10 @@ class Repeats:
         total = gpu.settings.total_budget
         if total is not None:
             arguments.append(f"--gpumem-budget={total / self._count!r} s total")
+        folder = config.invocation_params.dir
+        side = Side("working tree", "", folder, folder, sys.executable)
         processes = Processes(
-            {HEAD: in_this_environment(config.invocation_params.dir)},
+            {HEAD: side},
             arguments,
             {**os.environ, FURTHER_PROCESS: "1"},
             evidence=gpu.evidence,  # tells apart the bytes of arguments that differ by process

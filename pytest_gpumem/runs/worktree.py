@@ -86,11 +86,6 @@ def revision_side(
             _git_if_any(top, "worktree", "remove", "--force", "--force", str(tree))
 
 
-def in_this_environment(folder: Path) -> Side:
-    """A side that is measured alone, as it is: its code has no identity."""
-    return Side("working tree", "", folder, folder, sys.executable)
-
-
 def working_tree(here: Path) -> Side:
     """The working tree as it is, in this environment."""
     here = here.resolve()
