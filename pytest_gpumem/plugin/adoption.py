@@ -213,7 +213,6 @@ class BenchmarkCall:
         return self.function(*self.args, **self.kwargs)
 
     def close(self) -> None:
-        """End the last call."""
         state, self.state = self.state, ""
         if state and self.teardown is not None:
             self.teardown(*self.args, **self.kwargs)
@@ -242,6 +241,8 @@ def call_of(arguments: Mapping[str, Any]) -> BenchmarkCall:
 def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
     """Add a measurement of the call to the test. Raises `CannotAdopt`, or what the call raises."""
     from pytest_gpumem.measuring.bound import BoundKernel
+    from pytest_gpumem.measuring.case import target_of
+    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 
     if benchmarks_are_off(item.config):
         raise CannotAdopt("pytest-benchmark is off (--benchmark-disable)")
@@ -264,9 +265,21 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
     test: GpuTest = request.getfixturevalue("_gpumem_test")
     if test.entries is not None:
         raise CannotAdopt("its test measures with gpu_benchmark")
+    if test.settings.origins.get("budget") == "default":
+        test.settings = test.settings._replace(budget=BUDGET)
+    mode = keywords_of(item).get("mode") or "hot"
     try:
         with closing(call):
-            _measure(test, fixture, call, is_kernel=is_kernel)
+            benchmark = GpuBenchmark(test, fixture, adopted=True)
+            label = benchmark._check_label(None)
+            if is_kernel:
+                target = target_of(call.function, call.args, call.kwargs, arena=test.arena)
+            else:
+                declared: dict[str, Any] = {"on_simulated": True}
+                if call.restores:
+                    declared["restore"] = call.prepare
+                target = target_of(call, (), {}, arena=test.arena, **declared)
+            benchmark._measure(target, label, benchmark._limits({}), mode, None)
             measurement, limits = test.measurements[-1]
             if measurement.work_seen is False:
                 raise CannotAdopt
@@ -312,28 +325,7 @@ def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
     raise CannotAdopt("calls that follow each other run other work")
 
 
-def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: bool) -> None:
-    """Measure the call, hot unless the marker says otherwise."""
-    from pytest_gpumem.measuring.case import target_of
-    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
-
-    if test.settings.origins.get("budget") == "default":
-        test.settings = test.settings._replace(budget=BUDGET)
-    function: tuple[Any, tuple[Any, ...], dict[str, Any]] = (call, (), {})
-    if is_kernel:
-        function = (call.function, call.args, call.kwargs)
-    benchmark = GpuBenchmark(test, fixture, adopted=True)
-    label = benchmark._check_label(None)
-    declared: dict[str, Any] = {}
-    if call.restores:
-        declared["restore"] = call.prepare
-    target = target_of(*function, arena=test.arena, on_simulated=True, **declared)
-    mode = keywords_of(test.item).get("mode") or "hot"
-    benchmark._measure(target, label, benchmark._limits({}), mode, None)
-
-
 def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:
-    """The bytes that one more call takes, if the memory of the test is not watched."""
     from pytest_gpumem.plugin.gpu_memory import TROUBLE
 
     if state_of(item).watched is not None or session.settings.footprint == "off":

@@ -37,8 +37,6 @@ def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
 
 
 class Entries:
-    """The entries of a test."""
-
     def __init__(self, benchmark: object, *, adopted: bool = False) -> None:
         """`benchmark`: the test's fixture. `adopted`: it has measured the same call itself."""
         # Another plugin's fixture of that name (CodSpeed's) is left alone.

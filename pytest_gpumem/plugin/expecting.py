@@ -138,7 +138,6 @@ class ExpectationFeature(Feature):
     # What became of it
 
     def logged(self, report: pytest.TestReport) -> None:
-        """Remember for a gate why a test fails."""
         if self._writes is not None and report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = str(report.longrepr or "") if crash is None else crash.message
@@ -299,8 +298,6 @@ def _deselecting() -> list[str]:
 
 
 class CommandLine:
-    """The words of the command line and of PYTEST_ADDOPTS."""
-
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._words = words_of(config)
@@ -329,7 +326,6 @@ class CommandLine:
         return False
 
     def ignored(self, nodeid: str) -> bool:
-        """True if pytest does not look for tests in the test's file."""
         config = self._config
         file = config.rootpath / nodeid.partition("::")[0]
         for path in (file, *file.parents):

@@ -65,11 +65,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     # Read again in pytest_configure: plugins change options until then.
     settings = _settings(config)
-    in_a_gate = BASE_SELECTION in os.environ
-    if settings.enabled and (settings.isolate or in_a_gate):
+    if settings.enabled and (settings.isolate or BASE_SELECTION in os.environ):
         from pytest_gpumem.plugin.workers import isolate
 
-        isolate(config, settings, by_option=settings.isolate)
+        isolate(config, settings)
     return (yield)
 
 
@@ -163,9 +162,9 @@ def _check_markers(
     off = not config.pluginmanager.hasplugin(SESSION_PLUGIN)
     mistakes: dict[str, str] = {}
     for item in collected:
-        mistake = _mistake(item)
-        if mistake is not None:
-            mistakes[item.nodeid] = mistake
+        of_item = _mistake(item)
+        if of_item is not None:
+            mistakes[item.nodeid] = of_item
     seen: set[str] = set()
     for item in items:
         if not uses(item, TEST_FIXTURE):
@@ -185,24 +184,20 @@ def _check_markers(
 
     # A worker that raises dies without a word. Without measurements the other tests run.
     if not off and not is_part(config):
-        raise pytest.UsageError("\n".join(printable(_mistakes_in_words(mistakes))))
+        tests: dict[str, list[str]] = {}
+        for nodeid, mistake in mistakes.items():
+            tests.setdefault(mistake, []).append(nodeid)
+        lines = []
+        for mistake, nodeids in tests.items():
+            others = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
+            lines.append(f"gpumem: {nodeids[0]}{others}: {mistake}")
+        raise pytest.UsageError("\n".join(printable(lines)))
     for item in items:
         if item.nodeid in mistakes:
             # It fails instead of the setup of its fixtures, and no mark skips it or expects it.
             why = f"gpumem: {mistakes[item.nodeid]}"
             vars(item)["setup"] = partial(pytest.fail, why, pytrace=False)
             vars(item)["iter_markers"] = lambda name=None: iter(())
-
-
-def _mistakes_in_words(mistakes: dict[str, str]) -> list[str]:
-    tests: dict[str, list[str]] = {}
-    for nodeid, mistake in mistakes.items():
-        tests.setdefault(mistake, []).append(nodeid)
-    lines = []
-    for mistake, nodeids in tests.items():
-        others = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
-        lines.append(f"gpumem: {nodeids[0]}{others}: {mistake}")
-    return lines
 
 
 def _mistake(item: pytest.Item) -> str | None:

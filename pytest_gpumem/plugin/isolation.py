@@ -245,7 +245,6 @@ class Deadline:
                 self.pytest_enter_pdb()
 
     def pytest_enter_pdb(self) -> None:
-        """Leave a debugged process alone."""
         faulthandler.cancel_dump_traceback_later()
         if self._hint is not None:
             self._hint.cancel()

@@ -127,7 +127,6 @@ def _rows(
 
 
 def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
-    """A row with its verdict. `rows`: all of the same test."""
     values: dict[str, str | None] = {}
     for name in relative(row.limits):
         # A limit "base" on a count that somebody accepted is the accepted count.
@@ -195,7 +194,6 @@ def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> Non
 
 
 def _explained(row: Row, session: GpuSession) -> Row:
-    """A row with its differences from the newest run of its reference."""
     differences: tuple[Difference, ...] = ()
     if row.measurement is not None:
         runs = times_of(session.baseline.reference_runs(row))
@@ -205,7 +203,6 @@ def _explained(row: Row, session: GpuSession) -> Row:
 
 
 def text_of(rows: Sequence[Row], session: GpuSession) -> str:
-    """The text of a failure by the verdicts of these rows, as wide as the terminal."""
     width, texts = columns(), []
     for row in rows:
         if session.announces:

@@ -58,7 +58,6 @@ class OutputFeature(Feature):
         leftovers: LeftoverFeature,
         workers: Workers,
     ) -> None:
-        """Raises `pytest.UsageError`: a file cannot be written."""
         self._session = session
         self._expectations, self._verdicts = expectations, verdicts
         self._leftovers, self._workers = leftovers, workers

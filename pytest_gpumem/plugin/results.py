@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -171,7 +171,18 @@ class Results:
         if rows and session.ranges.tool_attached():
             lines += profiled_lines(rows)
         elif rows:
-            lines += self._table(rows, writer)
+            from pytest_gpumem.reporting.table import table
+
+            drawn = table(
+                rows,
+                session.facts,
+                width=columns(),
+                colour=writer._tw.hasmarkup,
+                every=writer.verbosity > 0,
+                saved=session.settings.save or session.in_gate,
+                memory=session.settings.footprint == "on",
+            )
+            lines += drawn.splitlines()
         ledger = session.ledger
         if ledger is not None and ledger.spent:  # workers keep accounts
             spent, total = format_time(ledger.spent), format_time(ledger.total)
@@ -198,25 +209,8 @@ class Results:
             for line in github.workflow_commands(session.rows, places):
                 writer.write_line(line)
 
-    def _table(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> list[str]:
-        """The table; with -v all rows and their notes."""
-        from pytest_gpumem.reporting.table import table
-
-        session = self._session
-        drawn = table(
-            rows,
-            session.facts,
-            width=columns(),
-            colour=writer._tw.hasmarkup,
-            every=writer.verbosity > 0,
-            saved=session.settings.save or session.in_gate,
-            memory=session.settings.footprint == "on",
-        )
-        return drawn.splitlines()
-
 
 def _newest_revision(baseline: Baseline) -> str | None:
-    """The revision of the newest run, shortened; None if it is not known."""
     newest = max(
         (runs[-1].process for runs in baseline.rows.values()),
         key=lambda process: process.utc,
@@ -259,7 +253,6 @@ def _conclusion(session: GpuSession) -> Conclusion | None:
 
 
 def _again(row: Row, session: GpuSession) -> list[str]:
-    """The command that measures a row again."""
     config = session.config
     words = ["pytest"]
     for word in config.invocation_params.args:

@@ -254,7 +254,6 @@ def _frames(
 
 
 def _where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
-    """`file:line: ` of the user's innermost line; empty if there is none."""
     place = ""
     for frame, file, of_the_user in _frames(traceback, test_file, root):
         if of_the_user:

@@ -121,7 +121,7 @@ class GpuSession:
 
     @property
     def evidence(self) -> bool:
-        """True if the session records what each row runs."""
+        """True if what each row runs is recorded."""
         return self.watches_streams and EVIDENCE not in switched_off(os.environ)
 
     @property
@@ -138,7 +138,6 @@ class GpuSession:
 
     @property
     def base_name(self) -> str:
-        """The revision that a gate compares with, as it was named."""
         return self.settings.baseline_of or "BASE"
 
     @property
@@ -249,7 +248,6 @@ class GpuSession:
         self.why_unrun = f"{DID_NOT_RUN}{lost}"
 
     def check_context(self, item: pytest.Item) -> None:
-        """Raise `ContextLost` if an earlier test than this one lost the context."""
         if self.lost_in is not None:
             self.unrun.add(item.nodeid)
             raise ContextLost(self.why_unrun)
@@ -346,7 +344,6 @@ class Rows:
             self._ends[test] = "xpassed" if expected_to_fail else "passed"
 
     def end(self, nodeid: str) -> str | None:
-        """How a test ended; None while it was not reported."""
         return self._ends.get(nodeid)
 
     def explain(self, nodeid: str) -> str:
@@ -363,7 +360,6 @@ class Rows:
 
 
 def _without_verdict(row: Row, end: str) -> Row:
-    """A row of a test that ended so after the measurement, in doubt."""
     if row.verdict.code is Code.CONDITIONS:
         return row
     reason = f"the test {end} after this measurement"

@@ -157,7 +157,6 @@ class VerdictFeature(Feature):
         setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in state.rows])
 
     def _fail_by_others(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Fail a report by a further process, and by earlier attempts of the test."""
         for process in self._session.further:
             why = process.failure_of(item.nodeid)
             if why is not None and not report.failed:

@@ -39,14 +39,14 @@ def in_parts(config: pytest.Config) -> bool:
     return is_part(config) or getattr(config.option, "dist", "no") != "no"
 
 
-def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> None:
+def isolate(config: pytest.Config, settings: Settings) -> None:
     """Have xdist run the tests in a worker, replaced however often, unless the user chose workers.
-    `by_option`: else by a gate, which isolates where it can.
+    Without the option a gate asks for it, which isolates where it can.
     """
     if is_part(config):
         return
     if not config.pluginmanager.hasplugin("xdist"):
-        if by_option:
+        if settings.isolate:
             raise pytest.UsageError(
                 "gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist"
             )
@@ -54,7 +54,11 @@ def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> No
     option = config.option
     has_workers = option.numprocesses is not None or option.tx
     refuses_workers = settings.processes > 1 or option.collectonly
-    if has_workers or config.getoption("usepdb", False) or (refuses_workers and not by_option):
+    if (
+        has_workers
+        or config.getoption("usepdb", False)
+        or (refuses_workers and not settings.isolate)
+    ):
         return
     option.tx = ["popen"]
     if option.dist == "no":
@@ -73,12 +77,10 @@ def prepare(config: pytest.Config) -> None:
 
 
 def benchmarks_are_off(config: pytest.Config) -> bool:
-    """True if the user has switched pytest-benchmark off."""
     return config.option.benchmark_disable is True and not config.option.benchmark_enable
 
 
 def given(config: pytest.Config, key: str) -> Any:
-    """What a worker was given; None if nothing."""
     return getattr(config, "workerinput", {}).get(f"gpumem_{key}")
 
 
