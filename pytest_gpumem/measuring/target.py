@@ -87,11 +87,15 @@ class Target:
     def close(self) -> None:
         """Free what the target itself holds."""
 
-    def put_back(self, stream: Stream) -> None:
+    def put_back(self, stream: Stream, *, wait: bool = False) -> None:
         """Restore inputs, then put managed pages back, because restoring touches them."""
         self.prepare(stream)
+        if wait:
+            self.device.streams.synchronize()
         for buffer in self.managed:
             buffer.put_home(stream)
+        if wait:
+            self.device.streams.synchronize()
 
     def check(self) -> None:
         """Verify a launch on poisoned outputs and restored inputs.

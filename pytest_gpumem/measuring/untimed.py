@@ -185,15 +185,6 @@ class _LaunchWatch:
         return streams.elapsed(start, end)
 
 
-def put_back(target: Target) -> None:
-    """Put inputs, then pages, back as before a sample, and wait for each."""
-    target.prepare(target.stream)
-    target.device.streams.synchronize()
-    for buffer in target.managed:
-        buffer.put_home(target.stream)
-    target.device.streams.synchronize()
-
-
 def find_outside(target: Target, idle: Launch) -> float:
     """Return the seconds of a launch's work that run outside of the timed interval.
 
@@ -211,7 +202,7 @@ def find_outside(target: Target, idle: Launch) -> float:
         device.streams.synchronize()
 
     for _ in range(PASSES):  # the first records of a process may be lost
-        put_back(target)
+        target.put_back(target.stream, wait=True)
         with uncollected():
             spans = device.counters.spans(queue)
         name, blocks = idle.kernel.entry.partition("<")[0], idle.shape.blocks
@@ -245,7 +236,7 @@ def find_what_ran(
     before: WhatRan | None = None
     why = f"no two of {PASSES} launches ran the same"
     for _ in range(PASSES):
-        put_back(target)
+        target.put_back(target.stream, wait=True)
         work = partial(target.launch, 0, target.stream)
         try:
             with uncollected():  # objects that are freed at any time call the runtime
@@ -264,9 +255,7 @@ def find_what_ran(
             state = _state(target, managed)
             return what_ran(merged.launch, state, not_watched=merged.not_watched)
         before = seen
-    if before is None:
-        return WhatRan(not_watched=why)
-    return replace(before, digest=None, not_watched=why)
+    return replace(before or WhatRan(), digest=None, not_watched=why)
 
 
 def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
@@ -295,11 +284,12 @@ def count_migrations(target: Target, *, profiled: bool) -> Migrations:
         target.launch(0, target.stream)
         device.streams.synchronize()
 
+    back = partial(target.put_back, target.stream, wait=True)
     source = "the model" if device.facts.simulated else "CUPTI"
     undelivered = ""
     for _ in range(TRIES):
         try:
-            pages_before = device.counters.pages(partial(put_back, target))
+            pages_before = device.counters.pages(back)
             pages = device.counters.pages(launch)
         except Undelivered as reason:
             undelivered = f"{reason} (tried {TRIES} times)"
