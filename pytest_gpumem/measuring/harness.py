@@ -175,7 +175,7 @@ class Harness:
         The address of a written line would change the reading by as much as processes differ.
         """
         if self._idle is None:
-            memory = self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
+            memory = self._arena.allocate(VECTOR_BYTES)
             facts, kernel = self.device.facts, CATALOGUE["write"]
             blocks = BLOCKS_PER_SM * facts.sm_count
             call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, blocks)

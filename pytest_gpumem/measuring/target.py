@@ -277,7 +277,7 @@ class KernelTarget(Target):
 
     def _save(self, name: str) -> None:
         buffer, stream = self._buffers[name], self._arena.stream
-        saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
+        saved = self._arena.allocate(buffer.nbytes)
         self.device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
         self.device.streams.synchronize(stream)
         buffer.put_home(stream)

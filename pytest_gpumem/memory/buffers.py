@@ -305,7 +305,7 @@ class Arena:
             self.release(allocation)
         self._padding = []
         if nbytes:
-            self._padding = [self.allocate(nbytes, MemoryKind.DEVICE)]
+            self._padding = [self.allocate(nbytes)]
 
     def keep(self, other: Arena) -> None:
         """Close another arena with this one, or as soon as its memory is needed."""
@@ -334,8 +334,9 @@ class Arena:
                 stack.callback(self._kept.pop(0).close)
 
     @uncounted
-    def allocate(self, nbytes: int, kind: MemoryKind) -> Allocation:
-        """Memory without a handle that lives until `release` or `close`."""
+    def allocate(self, nbytes: int) -> Allocation:
+        """Return device memory without a handle, which lives until `release` or `close`."""
+        kind = MemoryKind.DEVICE
         allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
         self._book(allocation)
         return allocation
@@ -365,20 +366,11 @@ class Arena:
 
     @uncounted
     def close(self) -> None:
-        """Free and unregister everything, whatever fails, and raise the first error."""
+        """Free and unregister everything, whatever fails, the last first."""
+        allocations, self._allocations, self._padding = self._allocations, {}, []
         self._guests.clear()
-        errors: list[Exception] = []
-        closes: list[Callable[[], None]] = [self.close_kept]
-        for allocation, _ in reversed(list(self._allocations.values())):
-            closes.append(partial(self.device.memory.free, allocation))
-        for close in closes:
-            try:
-                close()
-            except Exception as error:
-                errors.append(error)
-        for _, number in self._allocations.values():
-            self.device.footprints.gave_back(number)
-        self._allocations.clear()
-        self._padding = []
-        if errors:
-            raise errors[0]
+        with ExitStack() as stack:
+            for allocation, number in allocations.values():
+                stack.callback(self.device.footprints.gave_back, number)
+                stack.callback(self.device.memory.free, allocation)
+            stack.callback(self.close_kept)

@@ -90,7 +90,7 @@ def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, are
         arena.buffer(4096, kind=kind)
     arena.adopt(np.zeros(16), register=True)
     arena.adopt(np.zeros(16), register=False)
-    arena.allocate(4096, MemoryKind.DEVICE)
+    arena.allocate(4096)
     for nbytes in (2 * MiB, 4 * MiB):
         arena.pad(nbytes)  # the second ends the first
     arena.buffer(4096).move()
@@ -118,20 +118,20 @@ def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(
     size = device.memory.free_bytes(MemoryKind.DEVICE) // 4
     others = [Arena(device, seed=seed) for seed in range(3)]
     for other in others:
-        other.allocate(size, MemoryKind.DEVICE)
+        other.allocate(size)
         for _ in range(2):  # again: no second one
             arena.keep(other)
-    arena.allocate(size, MemoryKind.DEVICE)
+    arena.allocate(size)
     assert (arena.keeps, len(device.live)) == (True, 4)
     freed: list[Allocation] = []
     kept = device.live[:3]
     device.before("memory.free", freed.append)
-    arena.allocate(size, MemoryKind.DEVICE)
+    arena.allocate(size)
     assert [kept.index(one) for one in freed] == [2, 1, 0]
     assert not arena.keeps
     with pytest.raises(OutOfMemory):
-        arena.allocate(3 * size, MemoryKind.DEVICE)
+        arena.allocate(3 * size)
     arena.keep(others[0])
-    others[0].allocate(4096, MemoryKind.DEVICE)
+    others[0].allocate(4096)
     arena.close()
     assert device.live == []
