@@ -13,6 +13,7 @@ import pytest
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.marks import may_measure
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
 from pytest_gpumem.runs import RunError
@@ -21,8 +22,10 @@ from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import FURTHER_PROCESS
 
 
-class Repeats:
+class RepeatFeature(Feature):
     """Runs the further processes before the tests of this process."""
+
+    name = "repeats"
 
     def __init__(self, session: GpuSession) -> None:
         if in_parts(session.config):
@@ -32,7 +35,6 @@ class Repeats:
             )
         self._session = session
         self._count = session.settings.processes
-        self.reported: set[str] = set()  # node ids of the tests that this process reports
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
@@ -97,20 +99,19 @@ class Repeats:
             reporter.ensure_newline()
             reporter.write_line(f"gpumem: {sentence}")
 
-    def failed_elsewhere(self) -> bool:
-        """Return True if a further process failed in a way that no test of this process reports.
-        The summary says how.
-        """
-        failed = False
-        for process in self._session.further:
-            remarks = []
-            for nodeid in process.texts:
-                if nodeid not in self.reported:
-                    remarks.append(process.failure_of(nodeid))
-            if process.failed_as_a_whole:
-                remarks.append(f"{process.name} failed as a whole: {process.failed_as_a_whole}")
-            for remark in remarks:
-                failed = True
-                if remark is not None:
-                    self._session.remark(remark)
-        return failed
+
+def failed_elsewhere(session: GpuSession) -> bool:
+    """Return True if a further process failed in a way that no test of this process reports.
+    The summary says how.
+    """
+    remarks = []
+    for process in session.further:
+        for nodeid in process.texts:
+            if nodeid not in session.rows.places:
+                remarks.append(process.failure_of(nodeid))
+        if process.failed_as_a_whole:
+            remarks.append(f"{process.name} failed as a whole: {process.failed_as_a_whole}")
+    for remark in remarks:
+        if remark is not None:
+            session.remark(remark)
+    return bool(remarks)

@@ -21,7 +21,7 @@ from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
 from pytest_gpumem.plugin.isolation import Deadline, IsolationFeature, LeftoverFeature
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
-from pytest_gpumem.plugin.running import RunningHooks
+from pytest_gpumem.plugin.running import Feature, RunningHooks
 from pytest_gpumem.plugin.session import SESSION, GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import (
@@ -73,7 +73,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     workers.carry("broken", lambda: session.broken, session.broken.update)
     expectations = ExpectationFeature(session, workers)
     verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)
-    features = [  # in the order in which they enter a phase
+    features: list[Feature] = [  # in the order in which they enter a phase
         expectations,
         verdicts,
         ExclusiveFeature(session),
@@ -84,6 +84,10 @@ def start(config: pytest.Config, settings: Settings) -> None:
         WaitFeature(session),
         OutputFeature(session, expectations, verdicts, leftovers, workers),
     ]
+    if settings.processes > 1:
+        from pytest_gpumem.plugin.repeating import RepeatFeature
+
+        features.append(RepeatFeature(session))
     plugins = config.pluginmanager
     plugins.register(session, SESSION_PLUGIN)
     plugins.register(RunningHooks(features, session.broken))

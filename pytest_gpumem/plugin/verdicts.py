@@ -20,7 +20,6 @@ from pytest_gpumem.records.schema import row_from_json, row_to_json
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
-    from pytest_gpumem.plugin.repeating import Repeats
 
 
 class VerdictFeature(Feature):
@@ -30,11 +29,6 @@ class VerdictFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._repeats: Repeats | None = None
-        if session.settings.processes > 1:
-            from pytest_gpumem.plugin.repeating import Repeats
-
-            self._repeats = Repeats(session)
 
     # The session
 
@@ -49,9 +43,6 @@ class VerdictFeature(Feature):
             tests = [item.nodeid for item in items if uses(item, BENCHMARK_FIXTURE)]
             gpu.ledger = Ledger(total / gpu.settings.processes, tests)
 
-    def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
-        return NOTHING if self._repeats is None else self._repeats.tests(session)
-
     def logged(self, report: pytest.TestReport) -> None:
         """Take the rows of a report before anyone looks at them."""
         gpu = self._session
@@ -62,8 +53,6 @@ class VerdictFeature(Feature):
         gpu.rows.report(report)
         if report.when in ("call", "teardown") and gpu.rows.of(report.nodeid):
             self._set_properties(report)
-        if self._repeats is not None:
-            self._repeats.reported.add(report.nodeid)
 
     def _set_properties(self, report: pytest.TestReport) -> None:
         """Give JUnit's file the figures; it takes those of the last report."""
@@ -78,7 +67,11 @@ class VerdictFeature(Feature):
     def end(self) -> bool:
         """Judge what waits for the session's end; return whether the session fails by it."""
         gpu = self._session
-        failed = self._repeats is not None and self._repeats.failed_elsewhere()
+        failed = False
+        if gpu.further:
+            from pytest_gpumem.plugin.repeating import failed_elsewhere
+
+            failed = failed_elsewhere(gpu)
         if not len(gpu.rows):
             return failed
         from pytest_gpumem.plugin.judging import undecided_fails
