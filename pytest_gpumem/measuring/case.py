@@ -346,7 +346,7 @@ class CaseTarget(_CodeTarget):
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            if not self.device.memory.make_room() and not self._arena.keeps:
+            if not self.device.memory.make_room() and not self._arena.kept:
                 raise
         else:
             return

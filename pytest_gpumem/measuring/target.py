@@ -298,7 +298,7 @@ class KernelTarget(Target):
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
         if self.any_stream and all(buffer.kind.scattered for buffer in self._movable):
             count = self._fitting(wanted, most)
-            if count < wanted and self._arena.keeps:
+            if count < wanted and self._arena.kept:
                 self._arena.close_kept()
                 count = self._fitting(wanted, most)
             if count:

@@ -186,10 +186,10 @@ class Arena:
         self._allocations: dict[int, tuple[Allocation, int]] = {}
         """By `id`: each allocation, with its number in the test's footprint, or 0."""
         self._guests: dict[int, tuple[Any, Buffer]] = {}
-        self._managed: list[Buffer] = []
+        self.managed: list[Buffer] = []
         self._made = 0
         self._padding: list[Allocation] = []
-        self._kept: list[Arena] = []
+        self.kept: list[Arena] = []
         """Of measured cases: they live until the test ends, or until their memory is needed."""
 
     @uncounted
@@ -212,7 +212,7 @@ class Arena:
         self._book(allocation, self.device.footprints.took(kind, nbytes))
         buffer = (handle or Buffer)(self, allocation, elements, element)
         if kind.managed:
-            self._managed.append(buffer)
+            self.managed.append(buffer)
         self._made += 1
         if buffer.goes_home or not kind.managed:  # else its pages stay untouched
             seed = self.seed * 1_000_003 + self._made
@@ -270,11 +270,6 @@ class Arena:
         buffer.written = True
         return array
 
-    @property
-    def managed(self) -> tuple[Buffer, ...]:
-        """All managed buffers."""
-        return tuple(self._managed)
-
     def find(self, argument: Any) -> Buffer | None:
         """Return the buffer that an argument is, or that an array made by `guest` lies in."""
         if isinstance(argument, Buffer):
@@ -309,29 +304,24 @@ class Arena:
 
     def keep(self, other: Arena) -> None:
         """Close another arena with this one, or as soon as its memory is needed."""
-        if other not in self._kept:
-            self._kept.append(other)
+        if other not in self.kept:
+            self.kept.append(other)
 
     def with_room(self, allocate: Callable[[], Result]) -> Result:
         """Return what `allocate` gives; where less memory is free, without what was kept."""
         try:
             return allocate()
         except OutOfMemory:
-            if not self._kept:
+            if not self.kept:
                 raise
         self.close_kept()
         return allocate()
 
-    @property
-    def keeps(self) -> bool:
-        """True if `keep` was given arenas that are open."""
-        return bool(self._kept)
-
     def close_kept(self) -> None:
         """Close the arenas that `keep` was given, whatever raises."""
         with ExitStack() as stack:
-            while self._kept:
-                stack.callback(self._kept.pop(0).close)
+            while self.kept:
+                stack.callback(self.kept.pop(0).close)
 
     @uncounted
     def allocate(self, nbytes: int) -> Allocation:

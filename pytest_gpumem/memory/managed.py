@@ -200,7 +200,7 @@ def managed(
         try:
             return memory.allocate(nbytes, MemoryKind.MANAGED)
         except OutOfMemory:
-            if arena.keeps:  # the arena tries again without what it keeps
+            if arena.kept:  # the arena tries again without what it keeps
                 raise
         if not arena.oversubscribes:
             free = memory.free_bytes(MemoryKind.MANAGED)

@@ -122,13 +122,13 @@ def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(
         for _ in range(2):  # again: no second one
             arena.keep(other)
     arena.allocate(size)
-    assert (arena.keeps, len(device.live)) == (True, 4)
+    assert (arena.kept, len(device.live)) == (others, 4)
     freed: list[Allocation] = []
     kept = device.live[:3]
     device.before("memory.free", freed.append)
     arena.allocate(size)
     assert [kept.index(one) for one in freed] == [2, 1, 0]
-    assert not arena.keeps
+    assert not arena.kept
     with pytest.raises(OutOfMemory):
         arena.allocate(3 * size)
     arena.keep(others[0])
