@@ -47,8 +47,7 @@ class SimulatedStream:
 
 @dataclass(eq=False)
 class SimulatedEvent:
-    time: float | None = None  # virtual time; None before the first record
-    pending: int = 0  # records that wait behind a hold
+    time: float | None = None  # virtual time; None before a record, or while it waits behind a hold
 
 
 @dataclass(eq=False)
@@ -147,7 +146,7 @@ class Timeline:
                 item.effect()
             seconds = item.seconds()
         elif isinstance(item, SimulatedEvent):
-            item.pending += 1
+            item.time = None
         self._schedule(stream, item, self.host, seconds)
 
     def run(self) -> None:
@@ -179,7 +178,6 @@ class Timeline:
         elif isinstance(item, SimulatedEvent):
             time += self.sheet.record
             item.time = round(time / self.sheet.tick) * self.sheet.tick
-            item.pending -= 1
         elif isinstance(item, Wait):
             time = max(time, item.event.time or 0.0)
         else:
@@ -235,7 +233,7 @@ class SimulatedStreams(Facet, protocol.Streams):
 
     def elapsed(self, start: Any, end: Any) -> float:
         for event in (start, end):
-            if event.pending or event.time is None or event.time > self._timeline.host:
+            if event.time is None or event.time > self._timeline.host:
                 raise DeviceError("an event was not recorded, or has not completed")
         return float(end.time - start.time)
 
