@@ -69,7 +69,7 @@ def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -
         turn=turn,
         attempt=attempt,
         utc="2026-01-01T00:00:00",
-        rows=tuple(rows),
+        rows={one.key: one for one in rows},
         **{**given, **changes},
     )
 

@@ -328,9 +328,9 @@ def _verdict(row: DuetRow) -> dict[str, Any]:
 
 def _process(process: ProcessRecord) -> dict[str, Any]:
     rows = {}
-    for row in process.rows:
+    for key, row in process.rows.items():
         if row.measurement is not None:
-            rows[row.key] = list(row.measurement.medians)
+            rows[key] = list(row.measurement.medians)
     plain: dict[str, Any] = {"pair": process.turn.round, "side": process.turn.side}
     for name in ("attempt", "pid", "utc", "seconds", "error"):
         plain[name] = getattr(process, name)

@@ -151,8 +151,8 @@ def ran_differently(
             records.append(process)
     base, head = records
     lines: dict[str, list[str]] = {}
-    for key, row in head.by_key.items():
-        was = base.by_key.get(key)
+    for key, row in head.rows.items():
+        was = base.rows.get(key)
         if was is None or was.measurement is None or row.measurement is None:
             continue
         for difference in differences(was.measurement, row.measurement):

@@ -218,7 +218,7 @@ def attached(
     footprints = list(watched.parts)
     if "" in by_label or _has_row(watched, footprint):
         footprints.insert(0, ("", footprint, watched.limits))
-    further = [process.by_key for process in session.further]
+    further = [process.rows for process in session.further]
     for label, seen, limits in footprints:
         if watched.trouble is not None and not seen.watched and not limited(limits):
             continue  # nothing was read, and nothing is judged by it

@@ -100,7 +100,7 @@ def _rows(
     item: pytest.Item, test: GpuTest | None, session: GpuSession, skip: BaseException | None
 ) -> list[Row]:
     """The rows of a test at its body's end with their verdicts."""
-    further = [process.by_key for process in session.further]
+    further = [process.rows for process in session.further]
     range_name = session.names.unique(item.nodeid)
     rows = []
     for measured, limits in () if test is None else test.measurements:

@@ -201,9 +201,9 @@ class Duet:
         elif not in_base and row.key in pair.head_rows and _test_of(row.key, pair.base) is None:
             # The row may be another one of base under a new label.
             gone = []
-            for other in pair.base.rows:
-                if other.nodeid == row.nodeid and other.key not in pair.head.by_key:
-                    gone.append(other.key)
+            for key, other in pair.base.rows.items():
+                if other.nodeid == row.nodeid and key not in pair.head.rows:
+                    gone.append(key)
             if gone:
                 texts.append(f"base measures {', '.join(gone)} in that test, head does not")
             else:
@@ -304,10 +304,11 @@ def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str,
 
 def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
     """True if verdicts fail a test, and no assertion or error does."""
-    rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
-    if any(row.test_error is True for row in rows):
+    rows = process.rows.values()
+    measured = [row for row in rows if row.nodeid == nodeid and row.measured_something]
+    if any(row.test_error is True for row in measured):
         return False
-    return any(is_failure(row.verdict, strict=False) for row in rows)
+    return any(is_failure(row.verdict, strict=False) for row in measured)
 
 
 def _test_of(key: str, process: ProcessRecord) -> str | None:
@@ -330,12 +331,13 @@ def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
 def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
     """Return a process of base with the names that its renamed tests have in head."""
     new_names = {old: new for new, old in old_names.items()}
-    rows, outcomes = [], {}
-    for row in process.rows:
-        rows.append(structs.replace(row, nodeid=under_other_name(row.nodeid, new_names)))
+    rows, outcomes = {}, {}
+    for row in process.rows.values():
+        renamed = structs.replace(row, nodeid=under_other_name(row.nodeid, new_names))
+        rows[renamed.key] = renamed
     for nodeid, outcome in process.outcomes.items():
         outcomes[under_other_name(nodeid, new_names)] = outcome
-    return replace(process, rows=tuple(rows), outcomes=outcomes)
+    return replace(process, rows=rows, outcomes=outcomes)
 
 
 def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:

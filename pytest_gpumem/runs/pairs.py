@@ -50,7 +50,7 @@ class RowFilter:
     def rows_of(self, process: ProcessRecord) -> dict[str, Row]:
         """Return the selected rows of a process by key; those of memory alone only by `limits`."""
         rows = {}
-        for key, row in process.by_key.items():
+        for key, row in process.rows.items():
             selected = row.measurement is not None or row.footprint is None
             if self.limits is not None:
                 selected = key in self.limits

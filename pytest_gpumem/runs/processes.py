@@ -59,18 +59,13 @@ class ProcessRecord:
     error: str | None = None  # how its session broke off; None if it came to its end
     device: DeviceFacts | None = None  # None where nothing was measured
     settings: dict[str, Any] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()  # each placement is its median
+    rows: dict[str, Row] = field(default_factory=dict)  # by key; each placement is its median
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
     texts: dict[str, str] = field(default_factory=dict)  # of failed tests, the whole text
     finished: set[str] = field(default_factory=set)  # node ids of tests that it reported to the end
     failed_as_a_whole: str | None = None
     """The last words of a session that failed, and no test of it did."""
-
-    @property
-    def by_key(self) -> dict[str, Row]:
-        """Its rows by `Row.key`."""
-        return {row.key: row for row in self.rows}
 
     def failure_of(self, nodeid: str) -> str | None:
         """Return why a test failed in this process, or None."""
@@ -113,7 +108,7 @@ class ProcessRecord:
                 f"{self.name} wrote results of another version of this plugin: {error}"
             ) from None
         self.device, self.settings = document.device, document.settings
-        self.rows = tuple(with_medians(row) for row in document.rows)
+        self.rows = {row.key: with_medians(row) for row in document.rows}
 
 
 class Processes:

@@ -76,12 +76,12 @@ def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
     assert done.name == "head (working tree)"
     assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts) == (None, None, {}, {})
     assert done.finished == {"t.py::test_a"}
-    assert (done.device, done.settings, list(done.by_key)) == (
+    assert (done.device, done.settings, list(done.rows)) == (
         H100,
         {"budget": 1.0},
         [measured.key],
     )
-    (stored,) = done.rows
+    (stored,) = done.rows.values()
     assert stored.measurement is not None
     assert stored.measurement.placements == ((2e-4,), (3e-4,))
 
@@ -130,7 +130,7 @@ def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_repo
     done = played(READY + "say(finished='a')\n" + end)
     assert done.error == error
     assert done.failed_as_a_whole is None
-    assert (done.device, done.rows) == (None, ())
+    assert (done.device, done.rows) == (None, {})
     assert done.failure_of("a") is None
     assert done.failure_of("b") == f"head (working tree) {error}, before it reported this test"
 
