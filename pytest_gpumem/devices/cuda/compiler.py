@@ -269,15 +269,25 @@ __global__ void gpumem_mismatch(
 }
 """
 
-CPP_TYPES = {**sources.CPP_TYPES, "f2": "half_bits", "b1": "boolean"}
+CPP_TYPES = {
+    "f2": "half_bits",
+    "f4": "float",
+    "f8": "double",
+    "b1": "boolean",
+    "u1": "unsigned char",
+    "u2": "unsigned short",
+    "u4": "unsigned int",
+    "u8": "unsigned long long",
+}
+"""By the types that `values` fills and compares elements as."""
 
 
 def fill(element: str) -> str:
-    """The kernel of `CONTENT_SOURCE` that fills memory with values of a type of `CPP_TYPES`."""
+    """The kernel of `CONTENT_SOURCE` that fills memory."""
     return f"gpumem_fill_random<{CPP_TYPES[element]}>"
 
 
 def mismatch(element: str) -> str:
-    """The kernel of `CONTENT_SOURCE` that compares elements of a type of `CPP_TYPES`."""
+    """The kernel of `CONTENT_SOURCE` that compares two arrays."""
     rule = "close" if element[0] == "f" else "exact"
     return f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>"

@@ -75,7 +75,6 @@ class PassRecords:
     def what_ran(self, launches: Sequence[Launch], begin: int, end: int) -> WhatRan:
         """Return the record of the launch.
 
-        `launches`: calls that launch a kernel or a graph.
         `begin`, `end`: nanoseconds on CUPTI's clock. Waits outside are not the launch's.
         Raises `Undelivered`: CUPTI delivered the kernels of another number of launches.
         """

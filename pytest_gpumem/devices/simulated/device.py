@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
@@ -234,15 +233,11 @@ class SimulatedCounters(Facet, protocol.Counters):
         return self._roofline.page_log.take()
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        timed = self._timeline.timed = []
+        spans = self._timeline.spans = []
         try:
             work()
         finally:
-            self._timeline.timed = None
-        spans = []
-        for step, start, seconds in timed:
-            if step.kind in (StepKind.KERNEL, StepKind.COPY):
-                spans.append(Span(step.name, math.prod(step.grid or (0,)), start, start + seconds))
+            self._timeline.spans = None
         return spans
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:

@@ -21,6 +21,7 @@ from pytest_gpumem.devices.protocol import (
     Allocation,
     CannotCapture,
     DeviceError,
+    Span,
     Stream,
     WindowSpec,
 )
@@ -109,7 +110,7 @@ class Timeline:
         self.capturing: SimulatedGraph | None = None
         self.cannot: CannotCapture | None = None  # why the present or last capture is impossible
         self.steps: list[Step] | None = None  # while a launch is watched
-        self.timed: list[tuple[Step, float, float]] | None = None  # with start and seconds
+        self.spans: list[Span] | None = None  # while kernels and copies are timed
         self._free = {COMPUTE: 0.0, HOST_TO_DEVICE: 0.0, DEVICE_TO_HOST: 0.0}
         self._waiting: list[tuple[SimulatedStream, Item, float, float]] = []
         """What holds stop, in the order of the calls, with the time of issue and its seconds."""
@@ -170,10 +171,11 @@ class Timeline:
             self._waiting.append((stream, item, issued, seconds))
             return
         if isinstance(item, Work):
-            time = max(time, self._free[item.engine])
-            if self.timed is not None and item.ran is not None:
-                self.timed.append((item.ran, time, seconds))
-            time += seconds
+            start = max(time, self._free[item.engine])
+            time = start + seconds
+            ran = item.ran
+            if self.spans is not None and ran is not None and ran.kind is not StepKind.MEMSET:
+                self.spans.append(Span(ran.name, math.prod(ran.grid or (0,)), start, time))
             self._free[item.engine] = time
         elif isinstance(item, SimulatedEvent):
             time += self.sheet.record
