@@ -42,13 +42,6 @@ class Conclusion:
         return COLOURS.get(self.code, "no verdict")
 
 
-def first_line(conclusion: Conclusion) -> str:
-    """The colour and why: "red (simulated): 1 of 5 rows fails"."""
-    simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
-    causes = "; ".join(conclusion.causes)
-    return f"{conclusion.colour}{mark(simulated)}: {causes}"
-
-
 def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
     """Such as "1 of 5 rows fails", of the rows that measured something."""
     measured = [row for row in rows if row.measured_something]
@@ -57,8 +50,9 @@ def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
 
 
 def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
-    """The first line, each failing test with every broken limit, then what to do."""
-    lines = [first_line(conclusion)]
+    """The colour and why, each failing test with every broken limit, then what to do."""
+    simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
+    lines = [f"{conclusion.colour}{mark(simulated)}: {'; '.join(conclusion.causes)}"]
     rows = failing_rows(conclusion.rows)
     for row in rows[:EXPLAINED]:
         lines += row_lines(row, conclusion.errors.get(row.nodeid))

@@ -61,7 +61,8 @@ def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
         verdict = f"{view.verdict}{mark(view.simulated)}"
         if not view.outcome.quiet:
             verdict = f"**{verdict}**"
-        rows.append(f"| {' | '.join([code(view.name), *cells, verdict])} |")
+        name = f"<code>{escaped(view.name)}</code>"
+        rows.append(f"| {' | '.join([name, *cells, verdict])} |")
     fitting, left = _fitting(rows, room - sum(len(line) for line in lines))
     lines += fitting
     if left:
@@ -69,14 +70,9 @@ def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
     return "\n".join(lines)
 
 
-def code(text: str) -> str:
-    """Text in a fixed font, in which neither Markdown nor mentions (`@somebody`), references
-    (`#1`) and links mean anything."""
-    return f"<code>{escaped(text)}</code>"
-
-
 def escaped(text: str) -> str:
-    """A line of text in which no character means anything to Markdown or HTML."""
+    """A line of text in which neither Markdown, HTML, mentions (`@somebody`), references (`#1`) nor
+    links mean anything."""
     # A character reference is the character itself, and no markup (CommonMark 0.31, 2.5).
     line = " ".join(printable(text).split())
     return re.sub(r"[^\w .,]|_", lambda match: f"&#{ord(match[0])};", line)

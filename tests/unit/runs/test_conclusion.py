@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.expectations import LooserLimit
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.row import Omission, Row
-from pytest_gpumem.reporting.conclusion import Conclusion, first_line
+from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines
 from pytest_gpumem.runs.decisions import (
     State,
     conclude,
@@ -83,10 +83,10 @@ def test_a_row_has_one_state_from_which_the_exit_code_follows() -> None:
 
 def test_every_row_that_passes_is_green() -> None:
     end = concluded(row(), row(name="b"))
-    assert (end.colour, first_line(end)) == ("green", "green: 2 rows")
+    assert (end.colour, conclusion_lines(end, 500)[0]) == ("green", "green: 2 rows")
     measured = row(Outcome.MEASURED, "b", max_regression=None)
     end = concluded(row(), measured)
-    assert first_line(end) == "green: 2 rows, 1 of them measured"
+    assert conclusion_lines(end, 500)[0] == "green: 2 rows, 1 of them measured"
     assert "no max_regression for 1 of 2 rows" in end.remarks[-1]
     assert concluded(measured).code == Exit.NO_VERDICT
 
@@ -106,7 +106,7 @@ def test_what_was_not_judged() -> None:
         if code == Exit.FAILED:
             assert end.causes == ("1 measurement of the baseline lost",)
         if status == "accepted":
-            assert first_line(end) == "green: ACCEPTED: t.py::b because"
+            assert conclusion_lines(end, 500)[0] == "green: ACCEPTED: t.py::b because"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
@@ -120,7 +120,7 @@ def test_all_causes_of_a_failure_are_named() -> None:
     }
     looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
     end = concluded(*rows, missing=lost, looser=looser, failures=failures)
-    assert first_line(end) == (
+    assert conclusion_lines(end, 500)[0] == (
         "red: 2 tests lost; 1 of 2 rows fails; looser limits of 1 test; "
         "1 test failed by an assertion or an error of its own; "
         "1 test failed without a measurement; 1 test did not run"
@@ -175,7 +175,7 @@ def test_what_is_accepted_is_never_the_bare_green() -> None:
     slower = replace(row(), verdict=replace(row().verdict, outcome=Outcome.ACCEPTED))
     slower = replace(slower, verdict=replace(slower.verdict, accepted=("max_copies",)))
     end = concluded(slower, row(name="b"))
-    assert first_line(end) == "green: ACCEPTED: t.py::a max_copies"
+    assert conclusion_lines(end, 500)[0] == "green: ACCEPTED: t.py::a max_copies"
     assert end.remarks == ("ACCEPTED t.py::a: said by the screen of a",)
 
 
