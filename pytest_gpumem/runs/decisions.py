@@ -281,9 +281,8 @@ def conclude(
 ) -> Conclusion:
     """Return the end of a gate, without advice.
 
-    `session_code`: pytest's exit code.
-    `failures`: by node id of what failed in the session: the first line of why.
-    `rows`, `missing`: of the session, after the duet.
+    `session_code`: pytest's exit code. `failures`: by node id, the first line of why.
+    `rows`, `missing`: after the duet.
     `looser`: limits that the change loosens and does not accept.
     `new`: keys of the rows that BASE does not have.
     `strict`: green takes a PASS of every row with a limit, on a real GPU.
