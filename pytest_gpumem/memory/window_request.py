@@ -51,7 +51,8 @@ def window_request(
             f"{buffer!r} is memory of another device than {facts.name}, on which the stream is"
         )
     fitted = isinstance(hit_ratio, str) and hit_ratio == "fit"  # an array compares its elements
-    if not fitted and not _is_ratio(hit_ratio):
+    is_number = isinstance(hit_ratio, Real) and not isinstance(hit_ratio, bool)
+    if not fitted and not (is_number and 0.0 <= float(hit_ratio) <= 1.0):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
     for name, value, words in (("hit", hit, _HIT), ("miss", miss, _MISS), ("where", where, _WHERE)):
         if value not in words:
@@ -82,10 +83,6 @@ def window_request(
 def _in_one_line(value: Any) -> str:
     """Return a value for a message: arrays print their content over many lines."""
     return " ".join(shortened(value).split())
-
-
-def _is_ratio(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= float(value) <= 1.0
 
 
 def _bytes(name: str, value: Any, accepted: str) -> int:

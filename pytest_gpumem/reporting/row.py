@@ -61,18 +61,16 @@ def mark(simulated: bool) -> str:
 
 def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
     """The rows of a report. `memory`: show every peak, not only those with a limit."""
+    names = [row.key for row in rows]
+    tests = [name.partition("::")[2] for name in names]
+    if all(tests) and len(set(tests)) == len(names):  # unique without their files
+        names = tests
     shown = []
-    for row, name in zip(rows, names_of(rows), strict=True):
-        shown.append(
-            RowView(
-                row,
-                name,
-                verdict_text(row),
-                Outcome.FAIL if row.failed else row.verdict.outcome,
-                row.verdict.simulated or facts.simulated,
-                _figures(row, facts, memory),
-            )
-        )
+    for row, name in zip(rows, names, strict=True):
+        outcome = Outcome.FAIL if row.failed else row.verdict.outcome
+        simulated = row.verdict.simulated or facts.simulated
+        figures = _figures(row, facts, memory)
+        shown.append(RowView(row, name, verdict_text(row), outcome, simulated, figures))
     return shown
 
 
@@ -80,15 +78,6 @@ def headings_of(shown: Iterable[RowView]) -> list[str]:
     """The headings for which some row has a figure."""
     known = set[str]().union(*(view.figures for view in shown))
     return [heading for heading in HEADINGS if heading in known]
-
-
-def names_of(rows: Sequence[Row]) -> list[str]:
-    """The keys, without their file where they are unique without it."""
-    keys = [row.key for row in rows]
-    tests = [key.partition("::")[2] for key in keys]
-    if all(tests) and len(set(tests)) == len(keys):
-        return tests
-    return keys
 
 
 def function_of(row: Row) -> str:
