@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape
+from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape, Reference
 from pytest_gpumem.records.device import DeviceFacts
 
 Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
@@ -141,6 +141,24 @@ def scaled(array: Any, value: int | float) -> Any:
 def filled_like(array: Any, value: int | float) -> Any:
     """A new array of the same size and type, filled with a value."""
     return module_of(array).full(array.shape, element(value, array), dtype=array.dtype)
+
+
+def copied(destination: str, source: str) -> Reference:
+    """The reference of a copy."""
+
+    def reference(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+        return {destination: arrays[source].copy()}
+
+    return reference
+
+
+def filled(name: str) -> Reference:
+    """The reference of a kernel that fills an array with the scalar `value`."""
+
+    def reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+        return {name: filled_like(arrays[name], scalars["value"])}
+
+    return reference
 
 
 def requested_bytes(accesses: Sequence[Access]) -> int:

@@ -173,10 +173,6 @@ def _product(sources: list[Any]) -> Any:
     return sources[0] * sources[1]
 
 
-def _copy(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
-    return {"c": arrays["a"].copy()}
-
-
 def _mul(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"b": calls.scaled(arrays["c"], scalars["s"])}
 
@@ -191,19 +187,15 @@ def _triad(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"a": result}
 
 
-def _write(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    return {"a": calls.filled_like(arrays["a"], scalars["value"])}
-
-
 # BabelStream's scalar is 0.4; 3 is STREAM's, and an integer array can be scaled by it too.
 _S = Parameter("s", Role.SCALAR, 3.0)
 
 KERNELS = (
-    _map("copy", "c", ("a",), None, _copy),
+    _map("copy", "c", ("a",), None, calls.copied("c", "a")),
     _map("mul", "b", ("c",), _S, _mul),
     _map("stream_add", "c", ("a", "b"), None, _stream_add),
     _map("triad", "a", ("b", "c"), _S, _triad),
-    _map("write", "a", (), Parameter("value", Role.SCALAR, 1.0), _write),
+    _map("write", "a", (), Parameter("value", Role.SCALAR, 1.0), calls.filled("a")),
     _reduce("read", ("a",), itself),
     _reduce("dot", ("a", "b"), _product),
 )

@@ -26,10 +26,6 @@ def _no_shape(_facts: DeviceFacts, _call: Call) -> LaunchShape:
     return LaunchShape(0, 0)
 
 
-def _copy(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
-    return {"destination": arrays["source"].copy()}
-
-
 def _elementwise_cycles(call: Call) -> float:
     """Two products and a difference a round, none of them fused; half as many of 8 bytes."""
     x = call.arrays["x"]
@@ -80,7 +76,7 @@ KERNELS = (
         shape=_no_shape,
         accesses=calls.whole(reads=("source",), writes=("destination",)),
         source=None,
-        reference=_copy,
+        reference=calls.copied("destination", "source"),
         dtypes=("f4", "f8", "i4", "i8", "u1", "u4"),
         section="CUDA C++ Best Practices Guide 9.1.1 Pinned Memory",
         checks=(_no_grid_chosen, calls.same_size("destination", "source")),

@@ -27,10 +27,6 @@ def _sum(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
     return {"y": arrays["x"] + arrays["y"]}
 
 
-def _filled(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    return {"x": calls.filled_like(arrays["x"], scalars["value"])}
-
-
 def _init_arguments(call: Call) -> tuple[str | int, ...]:
     return "x", "value", call.arrays["x"].size
 
@@ -60,7 +56,7 @@ _INIT = Kernel(
     accesses=calls.whole(reads=(), writes=("x",)),
     source="unified_memory.cu",
     entry="init<{dtype}>",
-    reference=_filled,
+    reference=calls.filled("x"),
     launch_arguments=_init_arguments,
     section="Unified memory, 2.7.2 Optimizing unified memory with warp per page: init",
     checks=(calls.in_element_type("value"),),
