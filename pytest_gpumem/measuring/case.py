@@ -22,7 +22,6 @@ from pytest_gpumem.measuring.target import (
     KernelTarget,
     Target,
     WrongResult,
-    move_buffers,
     out_of_memory,
     padding,
 )
@@ -286,21 +285,15 @@ class CallTarget(_CodeTarget):
                 f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; '
                 '"stream" and "graph" reach them'
             )
-        self._movable: list[Buffer] = []
+        movable: list[Buffer] = []
         for value in (*arguments, *keywords.values()):
-            if isinstance(value, Buffer) and value not in self._movable and arena.can_move(value):
-                self._movable.append(value)
-        self.moves = bool(self._movable)
+            if isinstance(value, Buffer) and value not in movable and arena.can_move(value):
+                movable.append(value)
+        self._arena, self._movable, self.moves = arena, movable, bool(movable)
         self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
         self._bind(first=True)
         stays = "one placement: the callable's arrays are its own; a Case is built anew for each"
         self._describe(*(() if self.moves else (stays,)))
-
-    def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
-        try:
-            move_buffers(self._buffers, self._movable, random)
-        finally:
-            self._bind()
 
 
 class CaseTarget(_CodeTarget):

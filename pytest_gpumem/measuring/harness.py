@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -109,26 +110,23 @@ class Harness:
         self.device, self.ranges = device, ranges
         self.profiled = profiled  # a profiler is attached
         self._flushes: dict[str, Launch | None] = {}
-        self._streams: tuple[Stream, ...] = ()
         self._floors: Floors | None = None
         self._awake = False
         self._watched = False  # CUPTI has counted or watched something in this process
         self._arena = Arena(device, seed=0)
-        self._idle: Launch | None = None
         self._pauses = itertools.cycle(LOOK_PAUSES)
 
+    @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """Return the streams that take turns for a target that runs on any stream."""
-        if not self._streams:
-            self._streams = tuple(self.device.streams.create() for _ in range(STREAMS))
-        return self._streams
+        """The streams that take turns for a target that runs on any stream."""
+        return tuple(self.device.streams.create() for _ in range(STREAMS))
 
     def flush(self, mode: str) -> Launch | None:
         """Return the launch, loaded, that flushes L2; None for "hot"."""
         if mode not in self._flushes:
             launch = self._flushes[mode] = None if mode == "hot" else flush_of(self._arena, mode)
             # A kernel is loaded at its first launch, which waits for the device: not behind a hold.
-            stream = self.streams()[0]
+            stream = self.streams[0]
             if launch is not None:
                 self.device.kernels.launch(launch, stream)
             self.device.streams.synchronize(stream)
@@ -160,30 +158,30 @@ class Harness:
     def floors(self) -> Floors:
         """Return what readings contain besides the timed work."""
         if self._floors is None:
-            streams, hold = self.streams(), not (self.profiled or self.device.launches_wait())
+            streams, hold = self.streams, not (self.profiled or self.device.launches_wait())
             empty = self._readings(streams, None, FLOOR_SAMPLES, hold=hold)
-            launch = sorted(self._readings(streams, self.idle(), FLOOR_SAMPLES, hold=hold))
+            launch = sorted(self._readings(streams, self.idle, FLOOR_SAMPLES, hold=hold))
             # The mean of the middle half is finer than ticks, and ignores outliers.
             quarter = len(launch) // 4
             middle = float(np.mean(launch[quarter : len(launch) - quarter]))
             self._floors = Floors(statistics.median(empty), middle)
         return self._floors
 
+    @cached_property
     def idle(self) -> Launch:
-        """Return a launch, loaded, of a full grid of `write` with no elements to write.
+        """A launch, loaded, of a full grid of `write` with no elements to write.
 
         The address of a written line would change the reading by as much as processes differ.
         """
-        if self._idle is None:
-            memory = self._arena.allocate(VECTOR_BYTES)
-            facts, kernel = self.device.facts, CATALOGUE["write"]
-            blocks = BLOCKS_PER_SM * facts.sm_count
-            call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, blocks)
-            self._idle = Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
-            # The first launch loads the kernel, which waits for the device: not behind a hold.
-            self.device.kernels.launch(self._idle, self.streams()[0])
-            self.device.streams.synchronize()
-        return self._idle
+        memory = self._arena.allocate(VECTOR_BYTES)
+        facts, kernel = self.device.facts, CATALOGUE["write"]
+        blocks = BLOCKS_PER_SM * facts.sm_count
+        call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, blocks)
+        launch = Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
+        # The first launch loads the kernel, which waits for the device: not behind a hold.
+        self.device.kernels.launch(launch, self.streams[0])
+        self.device.streams.synchronize()
+        return launch
 
     def _readings(
         self, streams: Sequence[Stream], launch: Launch | None, rounds: int, *, hold: bool
@@ -215,7 +213,7 @@ class Harness:
             return False
         if self._after_a_pause() > SURELY_BUSY:
             return True
-        (reading,) = self._readings(self.streams()[:1], self.idle(), 2, hold=True)
+        (reading,) = self._readings(self.streams[:1], self.idle, 2, hold=True)
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def _after_a_pause(self) -> float:
@@ -223,7 +221,7 @@ class Harness:
 
         No hold: it would begin when there is room.
         """
-        device, stream, idle = self.device, self.streams()[0], self.idle()
+        device, stream, idle = self.device, self.streams[0], self.idle
         start, end = device.streams.event(), device.streams.event()
         device.pause(next(self._pauses))
         with uncollected():

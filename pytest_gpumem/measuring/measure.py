@@ -340,7 +340,12 @@ class _Measuring:
         sampler.latency = site.seconds
         self._alone = self._first_sample = site.sample
         if site.stream is not target.stream:
-            sampler.use_stream(site.stream)
+            if target.window is not None:
+                raise BadCall(
+                    f"{target.name} does not launch on the persisting stream, so its window does "
+                    f"not cover what {target.name} does"
+                )
+            target.stream = site.stream
         if site.name is not None:
             self._notes.append(f"timed on {site.name}, where it launches")
 
@@ -403,7 +408,7 @@ class _Measuring:
             return None
         try:
             with self._range("watch"):
-                seconds = find_outside(self._target, self._harness.idle())
+                seconds = find_outside(self._target, self._harness.idle)
         except (NotCounted, HoldExpired) as reason:
             self._notes.append(f"own streams not checked: {reason}")
             return None

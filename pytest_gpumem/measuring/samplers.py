@@ -119,19 +119,6 @@ class Sampler:
         self.name, self.reason, self.may_fall_back = "host", by_host(reason), False
         self.readings.drop()
 
-    def use_stream(self, stream: Stream) -> None:
-        """Time the target on another stream, where its library sends its work.
-
-        Raises `BadCall` on a persisting stream, whose window covers the work on it alone.
-        """
-        name = self.target.name
-        if self.target.window is not None:
-            raise BadCall(
-                f"{name} does not launch on the persisting stream, so its window does not cover "
-                f"what {name} does"
-            )
-        self.target.stream = stream
-
     def expire(self, expired: HoldExpired) -> bool:
         """Note a hold that expired; return True if the host's clock takes over."""
         self.expired += 1
@@ -156,7 +143,7 @@ class Sampler:
         target, hot = self.target, self._mode == "hot"
         self._streams: tuple[Stream, ...] = (target.stream,)
         if target.any_stream:
-            self._streams = self._harness.streams()
+            self._streams = self._harness.streams
         self._flush = self._harness.flush(self._mode)
         # Lines that `L2::evict_last` loads, as in Triton, survive a flush by plain loads in part.
         self._resets = (

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -63,6 +63,8 @@ class Target:
     host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     notes: tuple[str, ...] = ()  # what a reader of the result must know
+    _arena: Arena
+    _movable: Sequence[Buffer] = ()  # buffers that get other addresses, one after another
 
     def __init__(
         self, name: str, device: Device, stream: Stream, window: PersistingStream | None = None
@@ -83,6 +85,15 @@ class Target:
 
         Raises `OutOfMemory` where not even a single placement fits; all stays usable.
         """
+        try:
+            self._arena.pad(padding(random))
+            for buffer in self._movable:
+                buffer.move()
+        finally:
+            self._bind()
+
+    def _bind(self) -> None:
+        """Queue launches on the buffers where they now are."""
 
     def close(self) -> None:
         """Free what the target itself holds."""
@@ -304,20 +315,16 @@ class KernelTarget(Target):
             if count:
                 self._scatter(count, random)
                 return
-        try:
-            move_buffers(self._arena, self._movable, random)
-        finally:
-            self._bind()
-            self.capture()
+        super().move(wanted, most, random)
 
     def _fitting(self, wanted: int, most: int) -> int:
         nbytes = sum(buffer.nbytes for buffer in self._movable)
         return side_by_side(nbytes, wanted, most, self.device.memory.free_bytes(MemoryKind.DEVICE))
 
     def _bind(self) -> None:
-        """Make the launch for where the buffers themselves now are."""
         self._queues = [self._queue(self._bound.launch(self._buffers, self._values))]
         self.places = 1
+        self.capture()
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
@@ -385,13 +392,6 @@ def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
 def padding(random: np.random.Generator) -> int:
     """Return bytes to keep allocated, so that the next allocation gets another address."""
     return int(random.integers(1, MOST_PADDING + 1)) * PADDING_STEP
-
-
-def move_buffers(arena: Arena, buffers: Iterable[Buffer], random: np.random.Generator) -> None:
-    """Give each buffer a new address."""
-    arena.pad(padding(random))
-    for buffer in buffers:
-        buffer.move()
 
 
 def out_of_memory(error: Exception) -> bool:
