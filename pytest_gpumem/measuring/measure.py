@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -56,7 +56,6 @@ class Plan:
     # Untimed passes
     pages: bool = False  # counts page faults and migrations
     ran: bool = False  # finds each step of a launch, with the machine code of its kernels
-    streams: bool = True  # finds work of a foreign launch outside of the timed interval
 
 
 def measure(
@@ -95,21 +94,25 @@ def measure(
     return replace(measured, notes=(*measured.notes, note))
 
 
+@dataclass
 class _Measuring:
-    def __init__(
-        self, harness: Harness, target: Target, plan: Plan, arena: Arena, name: str
-    ) -> None:
-        self._harness, self._device, self._plan = harness, harness.device, plan
-        self._target, self._arena, self._name = target, arena, name
-        self._notes: list[str] = []
-        self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
-        self._alone: float | None = None  # seconds of long work that runs on this stream alone
-        self._first_sample: float | None = None  # the same, until it was counted as a sample
-        self._work_seen = True  # False if the device did nothing in a launch of foreign code
+    harness: Harness
+    target: Target
+    plan: Plan
+    arena: Arena
+    name: str
+    notes: list[str] = field(default_factory=list)
+    alone: float | None = None  # seconds of long work that runs on this stream alone
+    first_sample: float | None = None  # the same, until it was counted as a sample
+    work_seen: bool = True  # False if the device did nothing in a launch of foreign code
+
+    def __post_init__(self) -> None:
+        self.device = self.harness.device
+        self.others = Disturbances(self.harness, WAIT_SHARE * self.plan.budget)
 
     def run(self, label: str) -> Measurement:
         """Measure: all steps in order."""
-        harness, device, target, plan = self._harness, self._device, self._target, self._plan
+        harness, device, target, plan = self.harness, self.device, self.target, self.plan
 
         # Check. Work that the test queued before, on whatever stream, must not race with it.
         device.streams.synchronize()
@@ -123,10 +126,10 @@ class _Measuring:
         floors = harness.floors()
 
         # Warm up and sample.
-        self._sampler = sampler = Sampler(
-            harness, target, plan.mode, plan.sampler, self._arena.seed, self._name
+        self.sampler = sampler = Sampler(
+            harness, target, plan.mode, plan.sampler, self.arena.seed, self.name
         )
-        self._others.wait_out()
+        self.others.wait_out()
         before = device.conditions()
         self._sample()
         outside = self._seconds_outside()
@@ -138,10 +141,10 @@ class _Measuring:
             )
             sampler.latency, sampler.expired, outside = None, 0, None
             sampler.notes.clear()
-            self._notes.clear()
-            self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
+            self.notes.clear()
+            self.others = Disturbances(harness, WAIT_SHARE * plan.budget)
             self._sample()
-        others, readings = self._others, sampler.readings
+        others, readings = self.others, sampler.readings
         before, after = others.slowed(before, device.conditions())
 
         # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
@@ -151,21 +154,21 @@ class _Measuring:
                 migrations = count_migrations(target, profiled=harness.profiled)
         if plan.ran:
             with self._range("watch"):
-                fastest, managed = min(readings.medians, default=0.0), self._arena.managed
+                fastest, managed = min(readings.medians, default=0.0), self.arena.managed
                 ran = find_what_ran(target, managed, fastest, profiled=harness.profiled)
             if any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
                 # A function that waits for its work, as those of JAX, leaves none to be seen.
-                self._work_seen = True
+                self.work_seen = True
         window = None if target.window is None else target.window.window
         launches_wait = device.launches_wait()
-        looked = plan.ran or (target.foreign and plan.streams)
+        looked = plan.ran or (target.foreign and not harness.profiled)
         busy = any(others.looks)
         harness.after_passes(busy=busy, counted=migrations is not None, looked=looked)
 
         # Check again.
         not_checked = self._check() or not_checked
         if not_checked is not None:
-            self._notes.append(not_checked)
+            self.notes.append(not_checked)
 
         return Measurement(
             label=label,
@@ -190,40 +193,38 @@ class _Measuring:
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
             managed=bool(target.managed),
-            work_seen=UNSET if self._work_seen else False,
+            work_seen=UNSET if self.work_seen else False,
             launches_wait=launches_wait or UNSET,
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
             outside=UNSET if outside is None else outside,
             checked=target.verify is not None and not_checked is None,
-            notes=tuple(
-                dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self._notes))
-            ),
+            notes=tuple(dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self.notes))),
         )
 
     def _range(self, step: str) -> AbstractContextManager[None]:
-        return self._harness.ranges.range(phase(self._name, step))
+        return self.harness.ranges.range(phase(self.name, step))
 
     def _check(self) -> str | None:
         """Check a launch; return why its result could not be compared, if so."""
-        if self._target.verify is None:
+        if self.target.verify is None:
             return None
         with self._range("check"):
             try:
-                self._target.check()
+                self.target.check()
             except NotChecked as reason:
                 return str(reason)
         return None
 
     def _sample(self) -> None:
         """Warm up, then sample placement after placement."""
-        sampler, readings, plan = self._sampler, self._sampler.readings, self._plan
-        target, now = self._target, self._device.now
-        if self._harness.profiled:
+        sampler, readings, plan = self.sampler, self.sampler.readings, self.plan
+        target, now = self.target, self.device.now
+        if self.harness.profiled:
             self._sample_profiled()
             return
-        self._others.look(LOOKS)
-        begun = now() - self._others.waited
+        self.others.look(LOOKS)
+        begun = now() - self.others.waited
         with self._range("warm-up"):
             cost = self._warm_up()
         sampler.host_times.clear()
@@ -232,7 +233,7 @@ class _Measuring:
         wanted = plan.placements if target.moves else 1
         most = stopping.MOST_PLACEMENTS_FACTOR * wanted if target.moves else 1
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
-        begun = now() - (self._first_sample or 0.0)
+        begun = now() - (self.first_sample or 0.0)
         with self._range(MEASURE):
             while True:
                 started = bool(readings.placements or readings.throttled)
@@ -264,12 +265,12 @@ class _Measuring:
                     budget=budget,
                 ):
                     break
-        self._others.look(LOOKS)
+        self.others.look(LOOKS)
         self._note_lacks(wanted)
 
     def _warm_up(self) -> float:
         """Sample until steady; return the seconds that a sample costs."""
-        now, sampler = self._device.now, self._sampler
+        now, sampler = self.device.now, self.sampler
 
         def clock() -> float:
             # The time-out of a hold is not what a sample costs.
@@ -279,15 +280,15 @@ class _Measuring:
         begun = now()
         sampler.launch_once()
         first = now() - begun
-        self._device.memory.settle()
-        if self._target.foreign and sampler.name != "host":
+        self.device.memory.settle()
+        if self.target.foreign and sampler.name != "host":
             self._find_stream(first)
-        limit = WARM_UP_SHARE * self._plan.budget
+        limit = WARM_UP_SHARE * self.plan.budget
         if sampler.latency is not None and sampler.latency > max(limit, LONG):
             # The look for its stream was its warm-up.
             sampler.renew()
             return sampler.latency
-        self._first_sample = None
+        self.first_sample = None
         sampler.renew()
         begun = clock()
         if sampler.in_batches:
@@ -309,7 +310,7 @@ class _Measuring:
                 window, count = stopping.WINDOW, len(samples)
                 if count >= window and not stopping.steady(samples, most=window):
                     median = format_time(statistics.median(samples))
-                    self._notes.append(f"not steady after {count} warm-up samples of {median}")
+                    self.notes.append(f"not steady after {count} warm-up samples of {median}")
                 break
             step = stopping.WINDOW // 2
         if sampler.in_batches:
@@ -322,10 +323,10 @@ class _Measuring:
 
     def _find_stream(self, first: float) -> None:
         """Time a foreign callable where it works; by the host's clock where no stream shows it."""
-        sampler, target = self._sampler, self._target
+        sampler, target = self.sampler, self.target
         while True:
             sampler.ready()
-            floor = self._harness.floors().empty
+            floor = self.harness.floors().empty
             try:
                 with uncollected():
                     site = find_stream(target, floor, first)
@@ -335,10 +336,10 @@ class _Measuring:
                     return
             except Elsewhere as reason:
                 sampler.use_host(str(reason))
-                self._work_seen = not isinstance(reason, NoWork)
+                self.work_seen = not isinstance(reason, NoWork)
                 return
         sampler.latency = site.seconds
-        self._alone = self._first_sample = site.sample
+        self.alone = self.first_sample = site.sample
         if site.stream is not target.stream:
             if target.window is not None:
                 raise BadCall(
@@ -347,12 +348,12 @@ class _Measuring:
                 )
             target.stream = site.stream
         if site.name is not None:
-            self._notes.append(f"timed on {site.name}, where it launches")
+            self.notes.append(f"timed on {site.name}, where it launches")
 
     def _sample_placements(self, wanted: int, cost: float, begun: float, budget: float) -> None:
         """Sample the placements that live now until there are enough samples."""
-        plan, sampler, readings = self._plan, self._sampler, self._sampler.readings
-        places = self._target.places
+        plan, sampler, readings = self.plan, self.sampler, self.sampler.readings
+        places = self.target.places
         # Placements in turn share the budget; those side by side are sampled until they agree.
         side_by_side = places >= wanted
         quota = stopping.samples_per_placement(cost, budget, wanted)
@@ -366,13 +367,13 @@ class _Measuring:
         while not enough:
             count, clocks_before = len(readings.live[0]), len(sampler.clocks)
             left = stopping.rounds_left(count, places) if side_by_side else quota - count
-            if self._first_sample is None:
+            if self.first_sample is None:
                 samples = sampler.samples(min(chunk, left))
             else:
-                samples, self._first_sample = [(0, self._first_sample)], None
-            throttled = self._others.after_samples(sampler.clocks[clocks_before:])
+                samples, self.first_sample = [(0, self.first_sample)], None
+            throttled = self.others.after_samples(sampler.clocks[clocks_before:])
             readings.add(samples, throttled=throttled)
-            spent = self._device.now() - begun
+            spent = self.device.now() - begun
             if side_by_side:
                 enough = stopping.enough(
                     readings.live, wanted=plan.precision, spent=spent, budget=budget
@@ -389,42 +390,39 @@ class _Measuring:
 
     def _sample_profiled(self) -> None:
         """Take few samples: a profiler measures each of them differently."""
-        sampler = self._sampler
+        sampler = self.sampler
         sampler.renew()
         with self._range("warm-up"):
             sampler.launch_once()
         sampler.readings.begin(1)
         sampler.readings.add(sampler.samples(PROFILED_SAMPLES), throttled=False)
         sampler.readings.finish()
-        self._notes.append("measured under a profiler: times are not comparable")
+        self.notes.append("measured under a profiler: times are not comparable")
 
     def _seconds_outside(self) -> float | None:
         """Return the seconds of work outside of the timed interval, if they matter."""
-        by_events = self._sampler.name in ("blocked", "batched")
-        if not (self._target.foreign and by_events) or self._alone is not None:
-            return None
-        if not self._plan.streams:
-            self._notes.append("own streams not checked")
+        by_events = self.sampler.name in ("blocked", "batched")
+        if not (self.target.foreign and by_events) or self.alone is not None:
             return None
         try:
             with self._range("watch"):
-                seconds = find_outside(self._target, self._harness.idle)
+                seconds = find_outside(self.target, self.harness.idle)
         except (NotCounted, HoldExpired) as reason:
-            self._notes.append(f"own streams not checked: {reason}")
+            self.notes.append(f"own streams not checked: {reason}")
             return None
-        medians = self._sampler.readings.medians
+        medians = self.sampler.readings.medians
         if not medians or seconds <= OUTSIDE * statistics.fmean(medians):
             return None
         return seconds
 
     def _counting(self, medians: list[float]) -> list[float]:
         """As `Measurement.counting`."""
-        if self._target.window is None:
+        if self.target.window is None:
             return medians
         return list(without_exceptions(medians))
 
     def _note_lacks(self, wanted: int) -> None:
-        sampler, notes, precision = self._sampler, self._notes, self._plan.precision
+        sampler, notes, precision = self.sampler, self.notes, self.plan.precision
         readings = sampler.readings
         if not readings.placements:
             # The samples stay visible, and their conditions leave the row UNDECIDED.

@@ -315,7 +315,6 @@ class GpuBenchmark:
                 pages=bool(count_pages or limits.max_gpu_page_faults or limits.max_migrated),
                 # What a launch runs is recorded for the baseline, or for a limit.
                 ran=session.evidence or counts_steps(limits),
-                streams=session.watches_streams,
             )
             harness, arena, name = session.harness, test.arena, test.range_name
             try:

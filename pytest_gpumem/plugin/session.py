@@ -122,12 +122,8 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if what each row runs is recorded."""
-        return self.watches_streams and EVIDENCE not in switched_off(os.environ)
-
-    @property
-    def watches_streams(self) -> bool:
-        """True if rows of foreign code are watched for work on other streams."""
-        return not self.ranges.tool_attached()
+        profiled = self.ranges.tool_attached()
+        return not profiled and EVIDENCE not in switched_off(os.environ)
 
     @property
     def announces(self) -> bool:
