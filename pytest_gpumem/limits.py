@@ -160,12 +160,7 @@ def _bytes(name: str, text: str) -> Limit:
 
 
 _OF_TIME = (
-    Limit(
-        "min_bandwidth",
-        _rate,
-        'Least bandwidth, such as "2.4 TB/s" or "85% of peak".',
-        "RATE",
-    ),
+    Limit("min_bandwidth", _rate, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE"),
     Limit("max_latency", _time, 'Longest latency, such as "12 us".', "TIME"),
     Limit(
         "max_regression",
@@ -211,8 +206,7 @@ _FOOTPRINT = (
 _LAUNCH = (
     _number("max_gpu_page_faults", "Most page faults of the GPU in a launch."),
     _bytes(
-        "max_migrated",
-        'Most bytes of managed memory that migrate in a launch, such as "64 MiB".',
+        "max_migrated", 'Most bytes of managed memory that migrate in a launch, such as "64 MiB".'
     ),
     _number("max_kernels", "Most kernels in a launch."),
     _number("max_copies", "Most copies in a launch."),

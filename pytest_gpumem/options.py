@@ -254,17 +254,8 @@ OPTIONS: tuple[Option, ...] = (
         "Folder of the baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
-    Option(
-        "strict",
-        _flag,
-        "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail.",
-    ),
-    Option(
-        "report",
-        _report,
-        "Write the results as an HTML file. Default: none.",
-        "FILE",
-    ),
+    Option("strict", _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
+    Option("report", _report, "Write the results as an HTML file. Default: none.", "FILE"),
 )
 
 BY_NAME = {option.name: option for option in OPTIONS}

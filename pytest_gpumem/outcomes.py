@@ -117,7 +117,7 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     },
     "doctor": {
         Exit.FAILED: "nothing can be measured: no GPU can be used, and GPUMEM_DEVICE chooses no "
-        "simulated device",
+        "simulated device"
     },
     "explain": {
         Exit.FAILED: "a test failed in base or head; what was counted is printed",

@@ -36,11 +36,7 @@ class Buffer:
     home: Home = "as left"
 
     def __init__(
-        self,
-        arena: Arena,
-        allocation: Allocation,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        self, arena: Arena, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         self._arena, self.device = arena, arena.device
         self.allocation = allocation  # the memory now behind the handle; another one after a move

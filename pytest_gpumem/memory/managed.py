@@ -176,13 +176,7 @@ class ManagedBuffer(Buffer):
 
 
 def managed(
-    arena: Arena,
-    shape: Any,
-    dtype: Any,
-    *,
-    home: Home,
-    discard: bool = False,
-    **advice: Any,
+    arena: Arena, shape: Any, dtype: Any, *, home: Home, discard: bool = False, **advice: Any
 ) -> Buffer:
     """Return a managed buffer with its advice and its pages at `home`."""
     wanted = advised(BufferAdvice(), **advice)

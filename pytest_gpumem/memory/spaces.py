@@ -45,11 +45,7 @@ class Memory:
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.DEVICE), like)
 
     def pooled(
-        self,
-        shape: int | str | Sequence[int],
-        dtype: Any = "f4",
-        *,
-        like: Any = None,
+        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None
     ) -> Any:
         """Device memory of the driver's stream-ordered pool (`cudaMallocAsync`), which stays at its
         address.

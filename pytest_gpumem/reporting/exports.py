@@ -1,7 +1,7 @@
 """Rows for other programs: as plain values, as CSV (RFC 4180), and for github-action-benchmark.
 
 CSV has SI units, shares as fractions, and empty fields where unknown. In JSON every name ends with
-the key of the GPU, so that no line of a chart mixes GPUs, or a simulated device with a GPU.
+the key of the GPU: no line of a chart mixes GPUs.
 """
 
 from __future__ import annotations
@@ -120,9 +120,8 @@ def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
 
 
 def as_json(run: Run) -> str:
-    """A JSON list of the figures of which less is better, as github-action-benchmark's tool
-    `customSmallerIsBetter` reads it: latencies in microseconds, bytes and counts
-    (https://github.com/benchmark-action/github-action-benchmark)."""
+    """A JSON list of latencies in microseconds, bytes and counts, as github-action-benchmark's tool
+    `customSmallerIsBetter` reads it."""
     entries: list[dict[str, object]] = []
     for row in run.rows:
         profiled = row.measurement is not None and row.measurement.profiled

@@ -12,11 +12,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import StepKind
-from pytest_gpumem.units import (
-    format_rate,
-    format_time,
-    short_bytes,
-)
+from pytest_gpumem.units import format_rate, format_time, short_bytes
 
 EXACT = (
     *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations"),

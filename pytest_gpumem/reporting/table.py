@@ -13,12 +13,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NoShare
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
-from pytest_gpumem.reporting.row import (
-    RowView,
-    attention,
-    headings_of,
-    views,
-)
+from pytest_gpumem.reporting.row import RowView, attention, headings_of, views
 from pytest_gpumem.reporting.terminal import counts_text
 
 MOST = 40  # rows that a table has without -v: what needs a look, then the others as they ran

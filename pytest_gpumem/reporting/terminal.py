@@ -73,14 +73,16 @@ def device_text(facts: DeviceFacts) -> str:
     return ", ".join(parts)
 
 
-_PLAN = ("mode", "sampler", "placements", "precision", "budget", "total_budget", "processes")
-_LIMITS = ("max_regression", "min_bandwidth", "max_latency", "strict")
+_PLAN = (
+    *("mode", "sampler", "placements", "precision", "budget", "total_budget", "processes"),
+    *("max_regression", "min_bandwidth", "max_latency", "strict"),
+)
 
 
 def _plan(settings: Mapping[str, object]) -> str:
     usual = Settings().to_json()
     parts = []
-    for name in (*_PLAN, *_LIMITS):
+    for name in _PLAN:
         value = settings.get(name)
         if value is not None and (name == "mode" or value != usual.get(name)):
             parts.append(f"{name} {value}".removesuffix(" True"))
