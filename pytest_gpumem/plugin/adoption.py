@@ -1,30 +1,27 @@
-"""Adoption: a call of pytest-benchmark's `benchmark` is measured on the GPU too.
+"""Adoption: a call of pytest-benchmark's `benchmark` is measured on the GPU too, once it was timed.
 
-After pytest-benchmark has timed the call, the GPU pass measures it on the device. It gives a row,
-and an entry `NAME[gpu]` beside the host's. The pass never fails a test and never changes its
-result: what cannot be measured is named in the summary.
-
-The methods of pytest-benchmark's class are wrapped once for all tests. So other names of the
-fixture, fixtures that return the same object, `pedantic` and `weave` work alike.
+That gives a row, and an entry `NAME[gpu]` beside the host's. It fails no test and changes no
+result: what cannot be measured is named in the summary. The methods of pytest-benchmark's class are
+wrapped, so that other names of the fixture, `pedantic` and `weave` work alike.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pytest_gpumem.devices.protocol import OWN_CONTEXT, NotCounted
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, Device, NotCounted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
+from pytest_gpumem.plugin.gpu_memory import TROUBLE
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, keywords_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession, state_of
@@ -118,7 +115,7 @@ class AdoptionFeature(Feature):
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of pytest-benchmark, followed by the pass on the GPU."""
 
-        @functools.wraps(method)
+        @wraps(method)
         def call(fixture: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             result = method(fixture, *args, **kwargs)
@@ -144,7 +141,7 @@ class AdoptionFeature(Feature):
         try:
             if not in_use:
                 raise CannotAdopt
-            measure(session, item, fixture, call_of(arguments))
+            measure(session, item, fixture, BenchmarkCall(arguments))
         except pytest.exit.Exception:
             raise
         except CannotAdopt as reason:
@@ -182,57 +179,40 @@ class AdoptionFeature(Feature):
 # The call
 
 
-@dataclasses.dataclass
 class BenchmarkCall:
     """A function with its arguments, which a setup may make for each call."""
 
-    function: Callable[..., object]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    setup: Callable[[], Any] | None = None
-    teardown: Callable[..., object] | None = None
-    runs_once: bool = False
-    state: str = ""  # "ready": its arguments are made, and not used yet; "called": not ended
-
-    def __post_init__(self) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """`arguments`: those of a method of pytest-benchmark, by name."""
+        pedantic = "target" in arguments
+        self.function = arguments["target" if pedantic else "function_to_benchmark"]
+        self.args, self.kwargs = tuple(arguments["args"]), arguments["kwargs"] or {}
+        self._setup = arguments.get("setup")
+        self._teardown = arguments.get("teardown")  # from pytest-benchmark 5 on
+        self.runs_once = False
+        if pedantic and self._setup is None and not arguments["warmup_rounds"]:
+            self.runs_once = arguments["rounds"] == arguments["iterations"] == 1
+        self.restores = self._setup is not None or self._teardown is not None
+        self._state = ""  # "ready": its arguments are made, and not used yet; "called": not ended
         self.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
-        # Something comes before or after each call.
-        self.restores = self.setup is not None or self.teardown is not None
 
     def prepare(self) -> None:
         """End the last call, and make the arguments of the next."""
-        if self.state == "ready":
+        if self._state == "ready":
             return
         self.close()
-        if self.setup is not None:
-            self.args, self.kwargs = self.setup() or (self.args, self.kwargs)
-        self.state = "ready"
+        if self._setup is not None:
+            self.args, self.kwargs = self._setup() or (self.args, self.kwargs)
+        self._state = "ready"
 
     def __call__(self) -> object:
-        self.state = "called"
+        self._state = "called"
         return self.function(*self.args, **self.kwargs)
 
     def close(self) -> None:
-        state, self.state = self.state, ""
-        if state and self.teardown is not None:
-            self.teardown(*self.args, **self.kwargs)
-
-
-def call_of(arguments: Mapping[str, Any]) -> BenchmarkCall:
-    """What a method of pytest-benchmark is given to call, from its arguments by name."""
-    if "function_to_benchmark" in arguments:
-        return BenchmarkCall(
-            arguments["function_to_benchmark"], arguments["args"], arguments["kwargs"]
-        )
-    once = arguments["rounds"] == arguments["iterations"] == 1 and not arguments["warmup_rounds"]
-    return BenchmarkCall(
-        arguments["target"],
-        tuple(arguments["args"]),
-        arguments["kwargs"] or {},
-        arguments["setup"],
-        arguments.get("teardown"),  # from pytest-benchmark 5 on
-        runs_once=once and arguments["setup"] is None,
-    )
+        state, self._state = self._state, ""
+        if state and self._teardown is not None:
+            self._teardown(*self.args, **self.kwargs)
 
 
 # The pass on the GPU
@@ -244,9 +224,10 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
     from pytest_gpumem.measuring.case import target_of
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 
+    keywords = keywords_of(item)
     if benchmarks_are_off(item.config):
         raise CannotAdopt("pytest-benchmark is off (--benchmark-disable)")
-    if call.runs_once and not of_marker(keywords_of(item), "adopt"):
+    if call.runs_once and not of_marker(keywords, "adopt"):
         raise CannotAdopt("pedantic(rounds=1) runs it once; adopt=True of the marker repeats it")
     if session.lost_in is not None:
         raise CannotAdopt(session.why_unrun)
@@ -258,7 +239,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
     if not is_kernel:
         try:
             with closing(call):
-                busy = _busy_seconds(session, call)
+                busy = _busy_seconds(session.device, call)
         except NotCounted as why:
             notes.append(f"not known whether calls run the same work: {why}")
     request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
@@ -267,19 +248,15 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         raise CannotAdopt("its test measures with gpu_benchmark")
     if test.settings.origins.get("budget") == "default":
         test.settings = test.settings._replace(budget=BUDGET)
-    mode = keywords_of(item).get("mode") or "hot"
+    make = partial(target_of, call, (), {}, arena=test.arena, on_simulated=True)
+    if is_kernel:
+        make = partial(target_of, call.function, call.args, call.kwargs, arena=test.arena)
+    elif call.restores:
+        make = partial(make, restore=call.prepare)
     try:
         with closing(call):
             benchmark = GpuBenchmark(test, fixture, adopted=True)
-            label = benchmark._check_label(None)
-            if is_kernel:
-                target = target_of(call.function, call.args, call.kwargs, arena=test.arena)
-            else:
-                declared: dict[str, Any] = {"on_simulated": True}
-                if call.restores:
-                    declared["restore"] = call.prepare
-                target = target_of(call, (), {}, arena=test.arena, **declared)
-            benchmark._measure(target, label, benchmark._limits({}), mode, None)
+            benchmark.measure(make, mode=keywords.get("mode") or "hot")
             measurement, limits = test.measurements[-1]
             if measurement.work_seen is False:
                 raise CannotAdopt
@@ -302,9 +279,8 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         test.entries.further["peak_bytes"] = peak
 
 
-def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
+def _busy_seconds(device: Device, call: BenchmarkCall) -> float:
     """The seconds of the work of a call, once two calls in a row run the same."""
-    device = session.device
 
     def run() -> None:
         call()
@@ -326,8 +302,6 @@ def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
 
 
 def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:
-    from pytest_gpumem.plugin.gpu_memory import TROUBLE
-
     if state_of(item).watched is not None or session.settings.footprint == "off":
         return None
     footprints = session.footprints

@@ -81,7 +81,7 @@ def gpu_device(_gpumem_test: GpuTest) -> Device:
 @pytest.fixture
 def gpu_kernels(_gpumem_test: GpuTest) -> Kernels:
     """The catalogue of kernels, bound to the device: `gpu_kernels.triad`."""
-    return _gpumem_test.kernels
+    return _gpumem_test.session.kernels
 
 
 @pytest.fixture

@@ -1,29 +1,20 @@
-"""The memory and the waits of each test: watched, judged, and shown with its rows."""
+"""The features that watch the memory and the waits of tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
-from pytest_gpumem.plugin.marks import (
-    BENCHMARK_FIXTURE,
-    MEMORY_FIXTURE,
-    TEST_FIXTURE,
-    uses,
-    uses_benchmark,
-)
+from pytest_gpumem.limits import OF_FOOTPRINT
+from pytest_gpumem.plugin.gpu_memory import NO_FIXTURE_SIMULATED, WatchedTest
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Waits
-from pytest_gpumem.settings import SettingsError, by_marker, merge_limits
-
-if TYPE_CHECKING:
-    from pytest_gpumem.plugin.gpu_memory import WatchedTest
+from pytest_gpumem.settings import SettingsError, merge_limits
 
 SIMULATED = "not read: a simulated device calls no driver"  # of waits
 
@@ -39,14 +30,13 @@ class FootprintFeature(Feature):
         self._said = False  # why memory is not watched
         limits = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         written = []
-        for name in OF_FOOTPRINT:
-            if getattr(limits, name) is not None:
-                written.append(f"{limits.origin[name]}: {name} {getattr(limits, name)}")
+        for name, origin in limits.origin.items():
+            written.append(f"{origin}: {name} {getattr(limits, name)}")
         if written and session.facts.simulated:
             verb = "limits" if len(written) == 1 else "limit"
             session.remark(
                 f"{', '.join(written)} {verb} only tests with fixtures of this plugin: "
-                "a simulated device counts only the buffers of fixtures"
+                f"{NO_FIXTURE_SIMULATED}"
             )
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
@@ -54,7 +44,14 @@ class FootprintFeature(Feature):
         state.watched = None
         if self._session.lost_in is None:
             with suppress(SettingsError):  # reported where the marker is read
-                state.watched = self._begin(item)
+                watched = WatchedTest(item, self._session)
+                if watched.watches:
+                    self._watching = True
+                    watched.begin()
+                if watched.watches or watched.reads_waits:
+                    state.watched = watched
+                if watched.trouble is not None:
+                    self._say_once(f"not watched from {item.nodeid} on: {watched.trouble}")
         return NOTHING
 
     @contextmanager
@@ -92,44 +89,14 @@ class FootprintFeature(Feature):
         if growth:
             fixturedef.addfinalizer(lambda: footprints.released(growth))
 
-    # A test
-
-    def _begin(self, item: pytest.Item) -> WatchedTest | None:
-        """Begin to watch a test; None if it is not to be watched."""
-        session, footprint = self._session, self._session.settings.footprint
-        # A benchmark's limit on waits is on one launch.
-        is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
-        names = OF_FOOTPRINT if is_benchmark else (*OF_FOOTPRINT, MAX_WAITS)
-        limits = session.limits(item, names)
-        limited, shown = uses(item, MEMORY_FIXTURE), footprint == "on"
-        for name in names:
-            limited = limited or by_marker(limits, name)
-            shown = shown or (name in OF_FOOTPRINT and getattr(limits, name) is not None)
-        reads_waits = not is_benchmark and (session.settings.waits or limits.max_waits is not None)
-        shown = footprint != "off" and (shown or limited)
-        watches = shown or (footprint != "off" and uses(item, TEST_FIXTURE))
-        if not watches and not reads_waits:
-            return None
-        from pytest_gpumem.plugin.gpu_memory import WatchedTest
-
-        watched = WatchedTest(item, session, limits, shown=shown, limited=limited)
-        watched.reads_waits = reads_waits
-        if watches:
-            self._watching = True
-            watched.begin()
-        if watched.trouble is not None:
-            self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
-        return watched
-
     def _say_once(self, why: str) -> None:
         """Say at the session's end why memory is not watched: the first reason."""
         if not self._said:
-            self._session.remark(why)
+            self._session.remark(f"footprint: {why}")
             self._said = True
 
     def _end(self, item: pytest.Item, watched: WatchedTest) -> None:
         """Complete the rows of a test with what it keeps. Raises its failure by that."""
-        from pytest_gpumem.plugin.gpu_memory import TROUBLE
         from pytest_gpumem.plugin.judging import judge_the_end
 
         state_of(item).watched = None
@@ -138,18 +105,15 @@ class FootprintFeature(Feature):
             if self._session.lost_in is None:
                 footprint = watched.footprint(ended=True)
         finally:
+            self._watching = False
             watched.end()
-            if self._watching:
-                self._watching = False
-                with suppress(*TROUBLE):
-                    self._session.footprints.stop()
         if footprint is None:
             return
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
         elif watched.shown and not footprint.driver_watched:
             unseen = "; ".join(footprint.not_watched)
-            self._say_once(f"footprint: not all is watched from {item.nodeid} on: {unseen}")
+            self._say_once(f"not all is watched from {item.nodeid} on: {unseen}")
         judge_the_end(item, watched, footprint)
 
 

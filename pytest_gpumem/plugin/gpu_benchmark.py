@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device, Stream
 from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Kernels
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.case import Case, CaseTarget, target_of
 from pytest_gpumem.measuring.measure import Plan, measure
 from pytest_gpumem.measuring.overlap import overlap_of
@@ -33,12 +34,7 @@ from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.settings import (
-    marker_limits,
-    merge_limits,
-    of_marker,
-    of_test,
-)
+from pytest_gpumem.settings import marker_limits, merge_limits, of_marker, of_test
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -49,7 +45,6 @@ DECLARED = ("moved", "reads", "writes", "check", "reference")
 KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
 """Keywords of a measurement. All others go to the function, and so does one that is the name of a
 parameter of it."""
-_JUDGED = "this test was judged already: measure in its body, not while fixtures are torn down"
 
 
 class GpuTest:
@@ -61,7 +56,6 @@ class GpuTest:
         keywords = keywords_of(item)
         self.limits = session.limits(item)
         self.settings = of_test(session.settings, keywords)
-        self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
         if session.watch is not None:
             session.watch.fresh()
@@ -86,20 +80,20 @@ class GpuTest:
         """The first result that was wrong: the test fails by it even if it catches the error."""
         state_of(item).test = self
 
-    @property
-    def kernels(self) -> Kernels:
-        return self.session.kernels
+    def check_unjudged(self) -> None:
+        if self.judged:
+            raise BadCall(
+                "this test was judged already: measure in its body, not while fixtures are torn "
+                "down"
+            )
 
     @contextmanager
     def spending(self) -> Iterator[float]:
         """The seconds of a measurement; limits its time, and charges it to a total budget."""
         session, settings = self.session, self.settings
-        begun, budgets = self.device.now(), list[float]()
-        if settings.budget is not None:
-            budgets.append(settings.budget)
+        begun, budget = self.device.now(), settings.budget or math.inf
         if session.ledger is not None:
-            budgets.append(session.ledger.share(self.item.nodeid))
-        budget = min(budgets)
+            budget = min(budget, session.ledger.share(self.item.nodeid))
         try:
             with ExitStack() as stack:
                 # A profiler may take much longer.
@@ -258,11 +252,16 @@ class GpuBenchmark:
                 if near:
                     raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         declared = {name: given[name] for name in DECLARED if given[name] is not None}
-        label, checked = self._check_label(given["label"]), self._limits(limits)
-        target = target_of(
-            function, args, kwargs, arena=self._test.arena, stream=given["stream"], **declared
+        target = partial(
+            target_of, function, args, kwargs, arena=self._test.arena, stream=given["stream"]
         )
-        return self._measure(target, label, checked, given["mode"], given["count_pages"])
+        return self.measure(
+            partial(target, **declared),
+            label=given["label"],
+            mode=given["mode"],
+            count_pages=given["count_pages"],
+            **limits,
+        )
 
     def case(
         self,
@@ -281,42 +280,45 @@ class GpuBenchmark:
         """
         __tracebackhide__ = True
         self._entries.called = True
-        label = self._check_label(label)
         for name in limits:
             if name not in LIMITS:  # one of a footprint is refused with the others
                 hint = did_you_mean(name, KEYWORDS)
                 if name in DECLARED:
                     hint = ": it is a field of the Case"
                 raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{hint}")
-        target = CaseTarget(build, self._test.arena)
-        return self._measure(target, label, self._limits(limits), mode, count_pages)
+        target = partial(CaseTarget, build, self._test.arena)
+        return self.measure(target, label=label, mode=mode, count_pages=count_pages, **limits)
 
-    def _measure(
+    def measure(
         self,
-        target: Target,
-        label: str,
-        limits: Limits,
-        mode: str | None,
-        count_pages: bool | None,
+        make: Callable[[], Target],
+        *,
+        label: str | None = None,
+        mode: str | None = None,
+        count_pages: bool | None = None,
+        **limits: object,
     ) -> Result:
+        """Measure what `make` gives, under the limits of this call."""
         __tracebackhide__ = True
         test, session, settings = self._test, self._test.session, self._test.settings
+        label, merged = self._checked(label), self._merged(limits)
         if count_pages not in (None, True, False):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
+        target, arena, name = make(), test.arena, session.names.unique(test.item.nodeid)
         with ExitStack() as stack:
             if label:  # a profiler tells the measurements of one test apart by it
-                stack.enter_context(session.ranges.range(labelled(test.range_name, label)))
+                stack.enter_context(session.ranges.range(labelled(name, label)))
             plan = Plan(
                 mode=settings.mode if mode is None else mode,
                 sampler=settings.sampler,
                 placements=settings.placements,
                 precision=settings.precision,
                 budget=stack.enter_context(test.spending()),
-                pages=bool(count_pages or limits.max_gpu_page_faults or limits.max_migrated),
+                pages=bool(count_pages or merged.max_gpu_page_faults or merged.max_migrated),
                 # What a launch runs is recorded for the baseline, or for a limit.
-                ran=session.evidence or counts_steps(limits),
+                ran=session.evidence or counts_steps(merged),
             )
-            harness, arena, name = session.harness, test.arena, test.range_name
+            harness = session.harness
             try:
                 measurement = measure(harness, target, plan, arena=arena, label=label, name=name)
             except WrongResult as error:
@@ -326,15 +328,14 @@ class GpuBenchmark:
             if isinstance(target, Work):
                 overlap = overlap_of(harness, target, plan, arena=arena, name=name)
         measurement = replace(measurement, overlap=overlap, card=session.facts.uuid)
-        test.measurements.append((measurement, limits))
+        test.measurements.append((measurement, merged))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add a claim of `Result.faster_than`, which is judged when the test ends."""
         test = self._test
-        if test.judged:
-            raise BadCall(_JUDGED)
+        test.check_unjudged()
         labels = [measurement.label for measurement, _ in test.measurements]
         if other not in labels or other == label:
             known = ", ".join(repr(name) for name in labels if name != label)
@@ -354,10 +355,9 @@ class GpuBenchmark:
         limits = replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
         test.measurements[index] = measurement, limits
 
-    def _check_label(self, label: str | None) -> str:
+    def _checked(self, label: str | None) -> str:
         test = self._test
-        if test.judged:
-            raise BadCall(_JUDGED)
+        test.check_unjudged()
         labels = [measurement.label for measurement, _ in test.measurements]
         if label is not None:
             check_label(f"label={label!r}", label, labels, test.item, test.session)
@@ -368,7 +368,7 @@ class GpuBenchmark:
             )
         return label or ""
 
-    def _limits(self, given: Mapping[str, object]) -> Limits:
+    def _merged(self, given: Mapping[str, object]) -> Limits:
         for name in given:
             if name in OF_FOOTPRINT:
                 raise BadCall(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +16,15 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.finding import unjudged
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
-from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.plugin.marks import TEST_FIXTURE, keywords_of, uses, uses_benchmark
+from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
+from pytest_gpumem.plugin.marks import (
+    BENCHMARK_FIXTURE,
+    MEMORY_FIXTURE,
+    TEST_FIXTURE,
+    keywords_of,
+    uses,
+    uses_benchmark,
+)
 from pytest_gpumem.plugin.session import FORKED, SESSION, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
@@ -26,6 +32,7 @@ from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.settings import (
     SettingsError,
     both_limits,
+    by_marker,
     marker_limits,
     of_marker,
     of_test,
@@ -46,20 +53,30 @@ NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 class WatchedTest:
     """A test whose memory is watched, or whose waits are read."""
 
-    def __init__(
-        self, item: pytest.Item, session: GpuSession, limits: Limits, *, shown: bool, limited: bool
-    ) -> None:
-        """`shown`: an option, a limit or a fixture asks for a row of memory.
-        `limited`: its marker or fixture does: it has a row even where it takes no memory.
-        """
-        self.item, self.session, self.limits = item, session, limits
-        self.shown, self.limited = shown, limited
+    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
+        """Raises `SettingsError`: a marker cannot be used."""
+        self.item, self.session = item, session
         self.settings = of_test(session.settings, keywords_of(item))
+        # A benchmark's limit on waits is on one launch.
+        is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
+        names = OF_FOOTPRINT if is_benchmark else (*OF_FOOTPRINT, MAX_WAITS)
+        self.limits = session.limits(item, names)
+        self.limited = uses(item, MEMORY_FIXTURE)  # it has a row even where it takes no memory
+        for name in names:
+            self.limited = self.limited or by_marker(self.limits, name)
+        footprint = session.settings.footprint
+        self.shown = self.watches = False
+        if footprint != "off":
+            of_memory = limited(self.limits, OF_FOOTPRINT)
+            self.shown = footprint == "on" or self.limited or of_memory  # in a row
+            self.watches = self.shown or uses(item, TEST_FIXTURE)
+        self.reads_waits = limited(self.limits, [MAX_WAITS])
+        if session.settings.waits and not is_benchmark:
+            self.reads_waits = True
         self._forks = session.forks
         self._watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None
         """Why its memory cannot be read; None while it can."""
-        self.reads_waits = False
         self.waits: Waits | None = None  # of its body, once it has ended
         self.counter: WaitCounter | None = None  # while its waits are read
         self.warms_up = False  # its function is called before it counts: parts have no rows
@@ -84,56 +101,56 @@ class WatchedTest:
 
     def begin(self) -> None:
         """Have the sources report; the driver's only if memory is shown."""
-        self.tried(self._start)
-        self._watch = self.tried(self.session.footprints.watch)
+        self._watch = self.tried(self._begin)
 
-    def _start(self) -> None:
+    def _begin(self) -> MemoryWatch:
         if uses(self.item, TEST_FIXTURE):
             _ = self.session.device  # opened now: it belongs to no test
-        allowed, root = self.settings.allow_kept, self.item.config.rootpath
-        self.session.footprints.start(driver=self.shown, allow_kept=allowed, root=root)
+        footprints, root = self.session.footprints, self.item.config.rootpath
+        footprints.start(driver=self.shown, allow_kept=self.settings.allow_kept, root=root)
+        return footprints.watch()
 
     def look(self) -> None:
         if self._watch is not None:
             self.tried(self.session.footprints.look)
 
     def end(self) -> None:
+        """End the watch; the sources report no longer."""
         if self._watch is not None:
             self._watch.close()
-
-    # Reading
+        if self.watches:
+            with suppress(*TROUBLE):
+                self.session.footprints.stop()
 
     def footprint(self, *, ended: bool) -> Footprint:
         """The footprint so far, or at the end without what only pytest still refers to."""
-        footprint = Footprint(0, ended=ended)
+        footprint = Footprint(0)
         if self._watch is not None or self.trouble is not None:
-            read = self.tried(partial(self._of_test, ended=ended))
-            footprint = read or self.unread(ended=ended)
-        return replace(footprint, waits=self.waits)
+            footprint = self.tried(self._read_whole if ended else self._read) or self.unread()
+        return replace(footprint, ended=ended, waits=self.waits)
 
-    def _of_test(self, *, ended: bool) -> Footprint:
-        watch = self._watch
-        assert watch is not None
-        frees: Sequence[Callable[[], object]] = ()
-        if ended:
-            if watch.read().reserved:
-                watch.settle()
-            frees = (watch.settle, partial(_let_go, self.item), *COLLECTIONS, watch.settle)
-        footprint = replace(read_after(watch, frees), ended=ended)
+    def _read(self, *frees: Callable[[], object]) -> Footprint:
+        assert self._watch is not None
+        footprint = read_after(self._watch, frees)
         if self.session.forks != self._forks:
             raise NotCounted(FORKED)
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return footprint
 
-    def unread(self, *, ended: bool = True) -> Footprint:
+    def _read_whole(self) -> Footprint:
+        watch = self._watch
+        assert watch is not None
+        if watch.read().reserved:
+            watch.settle()
+        return self._read(watch.settle, partial(_let_go, self.item), *COLLECTIONS, watch.settle)
+
+    def unread(self) -> Footprint:
         """The footprint of the test, or of a part of it, that could not be read."""
         why = str(self.trouble)
         if not isinstance(self.trouble, NotCounted):
             why = f"the memory could not be read: {why}"
-        return Footprint(0, not_watched=(why,), ended=ended)
-
-    # Warming up
+        return Footprint(0, not_watched=(why,))
 
     @contextmanager
     def warmed_up(self) -> Iterator[None]:
@@ -141,20 +158,18 @@ class WatchedTest:
         these calls leave, such as plans and workspaces, belongs to no test.
         Raises `SettingsError`: it cannot be called again.
         """
-        item = self.item
-        times = of_marker(keywords_of(item), "warmups")
+        item, times = self.item, of_marker(keywords_of(self.item), "warmups")
         if times is None or self._watch is None:
             yield
             return
+        why = None
         if uses_benchmark(item):
-            raise SettingsError(
-                f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests "
-                "without one"
-            )
-        if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-            raise SettingsError(
-                f"marker: warmups {times}: only a plain function or method can be called again"
-            )
+            why = "a benchmark warms up by itself; accepted are tests without one"
+        elif not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
+            why = "only a plain function or method can be called again"
+        if why is not None:
+            raise SettingsError(f"marker: warmups {times}: {why}")
+        assert isinstance(item, pytest.Function)
         body = item.obj
 
         @wraps(body)
@@ -173,11 +188,9 @@ class WatchedTest:
                 self.counter.start()
             return body(*arguments, **keywords)
 
-        item.obj = function
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(item, "obj", function)
             yield
-        finally:
-            item.obj = body
 
 
 def limited(limits: Limits, names: Iterable[str] = JUDGED) -> bool:
@@ -206,9 +219,7 @@ def _let_go(item: pytest.Item) -> None:
 # The rows
 
 
-def attached(
-    rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str
-) -> list[Row]:
+def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) -> list[Row]:
     """The rows of a test with its footprint and those of its parts."""
     session, nodeid = watched.session, watched.item.nodeid
     by_label = {row.label: row for row in rows}
@@ -225,6 +236,7 @@ def attached(
         row = by_label.get(label)
         if row is None:
             verdict = unjudged(simulated=session.facts.simulated)
+            range_name = session.names.unique(nodeid)
             row = Row(nodeid, limits, verdict, label=label, range_name=range_name)
         else:
             row = replace(row, limits=both_limits(row.limits, limits))
@@ -251,6 +263,8 @@ def check_label(
     """Raise `BadCall`: the label is no short text, or is that of another part of the test, or makes
     the name of another test. `call`: in words.
     """
+    from pytest_gpumem.measuring.bound import BadCall
+
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
         raise BadCall(
             f"{call}: a label is a short text that tells this part from others of the same test"
@@ -320,6 +334,8 @@ class GpuMemory:
             BadCall: the label is no short text, or was used; or memory is not watched.
             SettingsError: a limit that is none.
         """
+        from pytest_gpumem.measuring.bound import BadCall
+
         __tracebackhide__ = True
         item = self._item
         session: GpuSession = item.config.stash[SESSION]

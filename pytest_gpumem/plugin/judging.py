@@ -68,7 +68,7 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint)
     state = state_of(item)
     rows = state.rows
     if watched.row_at_end:
-        rows = attached(rows, footprint, watched, session.names.unique(item.nodeid))
+        rows = attached(rows, footprint, watched)
     judged, failing = [], []
     for row in rows:
         whole = _whole(row, watched, footprint)
@@ -122,7 +122,7 @@ def _rows(
         if test is None and not watched.limited_in_body:
             watched.row_at_end = True
         elif session.lost_in is None:
-            rows = attached(rows, watched.footprint(ended=False), watched, range_name)
+            rows = attached(rows, watched.footprint(ended=False), watched)
     return [_judged(row, session, rows) for row in rows]
 
 

@@ -18,7 +18,7 @@ class Gpu:
     """Work as a library queues it: `launch` on the current stream, `elsewhere` on another."""
 
     def __init__(self, test):
-        kernels, device = test.kernels, test.device
+        kernels, device = test.session.kernels, test.device
         self.device, self.stream, self.own = device, test.arena.stream, device.streams.create()
         self.a, self.b, self.c = (test.memory.device(1 << 20, "f4") for _ in range(3))
         bound = kernels.triad
