@@ -1,10 +1,9 @@
 """The entry point of the pytest plugin: imports `pytest_gpumem.plugin.hooks` past pytest's
 rewriting of assertions.
 
-pytest rewrites the assertions of every module of a distribution that has a plugin. That compiles
-the whole package a second time, and leaves byte code that pip does not remove: the folder that
-stays behind hides a later editable install. The package asserts nothing. This module lies outside
-of it, because the package's own first module would be rewritten before it could act.
+Rewriting compiles the whole package a second time, and leaves byte code that pip does not remove:
+the folder that stays behind hides a later editable install. This module lies outside of the
+package, whose first module would be rewritten before it could act.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Outcomes of a verdict with their order, colours and codes; and the exit codes of pytest --gpumem
-and of the commands."""
+"""Outcomes of a verdict, and the exit codes of pytest --gpumem and of the commands."""
 
 from __future__ import annotations
 
@@ -70,12 +69,11 @@ class Code(str, Enum):
 
 
 class UserError(Exception):
-    """Arguments or files that cannot be used: a line with the value and what is accepted. Exits
-    4."""
+    """Arguments or files that cannot be used: a line with the value and what is accepted."""
 
 
 class NoAnswer(Exception):
-    """A command that could do nothing: a line with the cause and the remedy. Exits 6."""
+    """A command that could do nothing: a line with the cause and the remedy."""
 
 
 class Exit(IntEnum):

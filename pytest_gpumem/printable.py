@@ -1,8 +1,5 @@
-"""Make text from tests, result files and profilers safe to print.
-
-A line break in a test id may be read as a command of a CI service, an escape sequence controls the
-terminal, a lone surrogate cannot be encoded.
-"""
+"""Make text from tests, result files and profilers safe to print: a line break may begin a command
+of a CI service, an escape sequence controls the terminal, a lone surrogate cannot be encoded."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ class Names:
     """Short, filterable and unique names for tests: the last component of the node id.
 
     `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`. Where collected node ids
-    would share a name, each gets a short hash of its id: neither the order nor the number of
-    workers changes a name. An id that was not collected gets the hash if it comes second.
+    would share a name, each gets a short hash of its id, so that all workers give the same names.
     """
 
     def __init__(self, collected: Iterable[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """Quantities as text: sizes, times, rates, shares, margins and budgets.
 
-GB is 1e9 bytes, GiB is 2^30 bytes. A text needs a known unit. A plain number is in bytes, seconds
-or bytes per second. What is refused, as are negative numbers and NaN, raises `QuantityError`.
+A text needs a known unit. A plain number is in bytes, seconds or bytes per second. What is refused,
+as are negative numbers and NaN, raises `QuantityError`.
 """
 
 from __future__ import annotations
