@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.acceptances import Acceptances
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import (
@@ -37,7 +37,9 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import DID_NOT_RUN, LimitResult, Omission, Row, key_of
 from pytest_gpumem.records.schema import from_plain
+from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.settings import (
+    ACCEPTS,
     ANNOUNCE,
     EVIDENCE,
     EXPERIMENT,
@@ -72,21 +74,29 @@ class GpuSession:
         config: pytest.Config,
         settings: Settings,
         chosen: DeviceChoice,
-        store: Store,
-        baseline: Baseline,
-        merged: Acceptances,
-        added: Acceptances,
-        base: str | dict[str, Any] | None = None,
+        place: Path,
+        base: str | dict[str, Any] | None,
     ) -> None:
-        """`merged`: accepted changes that count: in the screen of a gate those that BASE has too.
-        `added`: in the screen of a gate that counts them, those that the change adds.
-        `base`: in the screen of a gate, what BASE selects, or the file that will have it.
+        """`place`: of the baseline. `base`: in the screen of a gate, what BASE selects, or the file
+        that will have it.
+        Raises `UserError` or `RevisionError`: the baseline or an acceptance cannot be used.
         """
-        self.config, self.settings = config, settings
-        self.chosen = chosen
-        self.store, self.baseline = store, baseline
-        self.merged, self.added = merged, added
+        self.config, self.settings, self.chosen = config, settings, chosen
         self._base = base
+        self.store = Store(place, chosen.facts)
+        accepted = acceptances(config.rootpath)
+        # Accepted changes that count: in the screen of a gate those that BASE has too. And in the
+        # screen of a gate that counts them, those that the change adds.
+        self.merged, self.added = accepted, Acceptances()
+        revision, history = settings.baseline_of, None
+        if revision is not None:
+            history = partial(ancestry, revision, folder=config.rootpath)
+            if accepted.files:
+                merge_base = ancestry(revision, (), config.rootpath).merge_base
+                self.merged, added = accepted.split_at(merge_base)
+                if ACCEPTS in os.environ:
+                    self.added = added
+        self.baseline = self.store.load(history, accepted)
         self.is_part = is_part(config)  # another process has the results
         self.ranges = Ranges()
         self.forks = 0

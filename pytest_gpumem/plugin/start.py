@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-from pytest_gpumem.baselines.store import Store, devices
+from pytest_gpumem.baselines.store import devices
 from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
@@ -32,14 +29,13 @@ from pytest_gpumem.plugin.workers import (
     base_of_gate,
     check_worker,
     given,
-    is_part,
     own_in_turn,
     plain_base,
     prepare,
 )
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import ACCEPTS, BASELINE_OF, Settings
+from pytest_gpumem.revisions import RevisionError
+from pytest_gpumem.settings import BASELINE_OF, Settings
 from pytest_gpumem.units import did_you_mean
 
 
@@ -62,7 +58,11 @@ def start(config: pytest.Config, settings: Settings) -> None:
         if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
         of_base = base_of_gate(config)
-        session = _session(config, settings, place, chosen, of_base)
+        session = GpuSession(config, settings, chosen, place, of_base)
+        saves = settings.save and not config.option.collectonly and not session.is_part
+        unwritable = session.store.unwritable() if saves else None
+        if unwritable is not None:
+            raise UserError(f"{settings.origins['save']}: {unwritable}")
     except (UserError, LockUnusable, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     config.stash[SESSION] = session
@@ -165,29 +165,3 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Path:
         f"{settings.origins['baseline']}: there is no baseline {place}"
         f"{did_you_mean(place.name, siblings)}; --gpumem-save makes one"
     )
-
-
-def _session(
-    config: pytest.Config,
-    settings: Settings,
-    place: Path,
-    chosen: DeviceChoice,
-    of_base: str | dict[str, Any] | None,
-) -> GpuSession:
-    store = Store(place, chosen.facts)
-    accepted = acceptances(config.rootpath)
-    merged, added = accepted, Acceptances()
-    base, history = settings.baseline_of, None
-    if base is not None:
-        history = partial(ancestry, base, folder=config.rootpath)
-        if accepted.files:
-            merge_base = ancestry(base, (), config.rootpath).merge_base
-            merged, added = accepted.split_at(merge_base)
-        if ACCEPTS not in os.environ:
-            added = Acceptances()
-    baseline = store.load(history, accepted)
-    if settings.save and not config.option.collectonly and not is_part(config):
-        why = store.unwritable()
-        if why is not None:
-            raise UserError(f"{settings.origins['save']}: {why}")
-    return GpuSession(config, settings, chosen, store, baseline, merged, added, of_base)
