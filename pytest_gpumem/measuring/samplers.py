@@ -336,8 +336,14 @@ def choose(
     if profiled:
         return "plain", "a profiler is attached: plain launches, one range each", False
     if requested != "auto":
-        if requested in BATCHES:
-            _check_batches(requested, target, mode)
+        if requested in BATCHES and mode != "hot":
+            raise BadCall(
+                f'sampler "{requested}" measures launches that follow each other: it goes with '
+                f'mode "hot", not "{mode}"'
+            )
+        if requested in BATCHES and (target.managed or target.restores):
+            what = "put managed pages back" if target.managed else "restore its input"
+            raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
         return requested, "asked for", False
     if launches_wait:
         return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device", False
@@ -359,17 +365,6 @@ def choose(
 def by_host(why: str) -> str:
     """Return the reason of the host's clock."""
     return f"{why}: wall-clock time, launch latency included"
-
-
-def _check_batches(requested: str, target: Target, mode: str) -> None:
-    if mode != "hot":
-        raise BadCall(
-            f'sampler "{requested}" measures launches that follow each other: '
-            f'it goes with mode "hot", not "{mode}"'
-        )
-    if target.managed or target.restores:
-        what = "put managed pages back" if target.managed else "restore its input"
-        raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
 
 
 def batch_of(latency: float | None, *, foreign: bool) -> int:

@@ -255,7 +255,11 @@ class KernelTarget(Target):
         self._saved: dict[str, Allocation] = {}  # what updated arguments hold before every check
         for parameter in kernel.parameters:
             if parameter.role is Role.UPDATE:
-                self._save(parameter.name)
+                buffer = buffers[parameter.name]
+                saved = self._saved[parameter.name] = arena.allocate(buffer.nbytes)
+                device.content.copy(saved, buffer.allocation, buffer.nbytes, arena.stream)
+                device.streams.synchronize(arena.stream)
+                buffer.put_home(arena.stream)
         self._poison_outputs, self.verify = checking(bound, buffers, values, self._saved)
         self.poison = self._poison
         self.capture(first=True)
@@ -285,14 +289,6 @@ class KernelTarget(Target):
         if kernel.source is not None and not any(access.dependent for access in accesses):
             self.sectors_per_request = sectors_per_request(accesses)
             self.requested = requested_bytes(accesses)
-
-    def _save(self, name: str) -> None:
-        buffer, stream = self._buffers[name], self._arena.stream
-        saved = self._arena.allocate(buffer.nbytes)
-        self.device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
-        self.device.streams.synchronize(stream)
-        buffer.put_home(stream)
-        self._saved[name] = saved
 
     def _queue(self, launch: Launch) -> Queue:
         window, kernels = self.window, self.device.kernels
