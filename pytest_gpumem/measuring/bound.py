@@ -90,11 +90,11 @@ class BoundKernel:
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
         """Return buffers and scalars by parameter name. Raises `BadCall`: they do not fit."""
-        kernel = self.kernel
-        signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
-        if len(arguments) > len(kernel.parameters):
+        parameters = self.kernel.parameters
+        names = [parameter.name for parameter in parameters]
+        signature = f"{self.name}({', '.join(names)})"
+        if len(arguments) > len(names):
             raise BadCall(f"{signature} got {counted(len(arguments), 'argument')}")
-        names = [parameter.name for parameter in kernel.parameters]
         given = dict(zip(names, arguments, strict=False))
         for name, value in keywords.items():
             if name not in names:
@@ -104,7 +104,7 @@ class BoundKernel:
             given[name] = value
         buffers: dict[str, Buffer] = {}
         values: dict[str, int | float] = {}
-        for parameter in kernel.parameters:
+        for parameter in parameters:
             name = parameter.name
             value = given.get(name, parameter.default)
             if value is None:
@@ -121,14 +121,14 @@ class BoundKernel:
                     f"{type(value).__name__}"
                 )
         # The sources say __restrict__, and a check that poisons an output would poison the input.
-        for parameter in kernel.parameters:
-            for name, buffer in buffers.items():
-                written = parameter.role in (Role.WRITE, Role.UPDATE)
-                if written and name != parameter.name and buffer is buffers[parameter.name]:
-                    raise BadCall(
-                        f"{signature}: {parameter.name!r} is written, so it cannot be the same "
-                        f"buffer as {name!r}"
-                    )
+        for parameter in parameters:
+            if parameter.role in (Role.WRITE, Role.UPDATE):
+                for name, buffer in buffers.items():
+                    if name != parameter.name and buffer is buffers[parameter.name]:
+                        raise BadCall(
+                            f"{signature}: {parameter.name!r} is written, so it cannot be the same "
+                            f"buffer as {name!r}"
+                        )
         return buffers, values
 
     def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
@@ -154,10 +154,8 @@ class BoundKernel:
             raise BadCall(f"{self.kernel.name}: {error}") from None
 
     def launch(self, buffers: Buffers, values: Values, copies: Copies = NO_COPIES) -> Launch:
-        """The launch for the device, with the buffers where they now are.
-
-        `copies`: memory in place of some buffers, each whole or a part.
-        Raises `BadCall` or `Unsupported`: types or sizes do not fit, or the memory cannot be seen.
+        """The launch with the buffers where they now are, or with `copies` of them or of parts.
+        Raises `BadCall`, `Unsupported`: types or sizes do not fit, or the memory cannot be seen.
         """
         kernel, facts = self.kernel, self.device.facts
         arrays, memory = {}, {}
@@ -179,10 +177,8 @@ class BoundKernel:
             )
         for name, allocation in memory.items():
             if kernel.source is not None and not allocation.address:
-                raise BadCall(
-                    f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels "
-                    "cannot see"
-                )
+                kind = allocation.kind.value
+                raise BadCall(f"{kernel.name}: {name} is {kind} memory, which kernels cannot see")
         return Launch(kernel, call, shape, memory)
 
 

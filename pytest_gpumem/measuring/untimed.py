@@ -1,7 +1,5 @@
-"""Launches besides the samples: the search for the stream on which a foreign callable works, and
-the untimed passes for page faults, migrations, what a launch ran, and work that the samples miss.
-
-A library need not follow the current stream, and timing another stream gives a wrong number.
+"""Launches besides the samples: the search for the stream on which foreign code works, and the
+untimed passes for page faults, migrations, what a launch ran, and work that the samples miss.
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ PASSES = 3  # until two that follow each other are equal; the first may still se
 WATCHED_ONCE = 0.1  # seconds of a launch that is not repeated to see that it runs the same
 OUTSIDE = 0.01  # share of the latency up to which work outside of the interval does not matter
 TRIES = 4  # passes until counts that CUPTI does not deliver are given up
+PROFILED = "a profiler is attached, and CUPTI serves one tool at a time"
 
 
 class Elsewhere(Exception):
@@ -59,22 +58,20 @@ class TimingSite(NamedTuple):
 
 
 def find_stream(target: Target, floor: float, first: float = 0.0) -> TimingSite:
-    """Find the stream on which the work can be timed: short work in some seven launches, long work
-    in two.
+    """Find the stream on which the work can be timed, as a library need not follow the current one.
 
     `floor`: seconds of an empty interval. `first`: of the first launch, with what it compiled.
-    Raises `HoldExpired`: the work waits for the device.
-    Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.
+    Raises `HoldExpired`, `Elsewhere`, `NoWork`.
     """
-    device, current, watch = target.device, target.stream, _LaunchWatch(target, floor)
+    device, current, watch = target.device, target.stream, _LaunchWatch(target, floor, first)
     defaults = device.streams.defaults()
     if first > LONG:
         begun = device.now()
-        sample = watch.interval(current, current, first)
+        sample = watch.interval(current, current)
         if sample > max(LONG, ALONE * (device.now() - begun)):
             return TimingSite(current, None, sample, sample)
     whole = watch.measure_whole()
-    if whole > LONG and watch.interval(current, current, whole) > FILLED * whole:
+    if whole > LONG and watch.interval(current, current) > FILLED * whole:
         busy = [current]  # work beside it that ends sooner costs nothing
     else:
         busy = watch.busy_streams(current, (current, *defaults))
@@ -103,15 +100,12 @@ def find_stream(target: Target, floor: float, first: float = 0.0) -> TimingSite:
 
 
 class _LaunchWatch:
-    """Launches the work and watches the device."""
-
-    def __init__(self, target: Target, floor: float) -> None:
+    def __init__(self, target: Target, floor: float, whole: float) -> None:
         self._target, self._device, self._floor = target, target.device, floor
-        self._whole = 0.0  # seconds until the device is idle after a launch
+        self._whole = whole  # seconds until the device is idle after a launch
         self._beside = 0.0  # of them those after the target's stream is
 
     def measure_whole(self) -> float:
-        """Return the seconds until the device is idle after a launch."""
         current = self._target.stream
         self._whole, self._beside = self.idle_after(current, work=True)
         if self._whole <= LONG:
@@ -120,13 +114,13 @@ class _LaunchWatch:
         return self._whole
 
     def busy_streams(self, current: Stream, streams: tuple[Stream, ...]) -> list[Stream]:
-        """Return the streams that are busy each time, with `current` as the current stream."""
+        """Return the streams that are busy each time."""
         least, looks = NOTHING_RAN * self._floor, LOOKS
         if self._whole > LONG:
             least, looks = max(least, LONG_SHARE * self._whole), 1
         busy = []
         for stream in streams:
-            if all(self.interval(current, stream, self._whole) > least for _ in range(looks)):
+            if all(self.interval(current, stream) > least for _ in range(looks)):
                 busy.append(stream)
         return busy
 
@@ -136,7 +130,7 @@ class _LaunchWatch:
             return legacy
         current, medians = self._target.stream, []
         for stream in (legacy, thread):
-            seconds = [self.interval(current, stream, self._whole) for _ in range(NEAR)]
+            seconds = [self.interval(current, stream) for _ in range(NEAR)]
             medians.append(statistics.median(seconds))
         return thread if medians[1] + JOINED < medians[0] else legacy
 
@@ -151,7 +145,7 @@ class _LaunchWatch:
         return all(self.idle_after(stream, work=True)[1] > limit for _ in looks)
 
     def idle_after(self, current: Stream, *, work: bool) -> tuple[float, float]:
-        """Return the seconds until the device is idle, and those of them after `current` is."""
+        """Return the seconds until the device is idle, and those after `current` is."""
         device = self._device
         self._target.put_back(current)
         device.streams.synchronize()
@@ -163,7 +157,7 @@ class _LaunchWatch:
         device.streams.synchronize()
         return device.now() - begun, device.now() - done
 
-    def interval(self, current: Stream, watched: Stream, whole: float) -> float:
+    def interval(self, current: Stream, watched: Stream) -> float:
         """Return the seconds for which `watched` is busy, behind a hold while the work is queued.
 
         The hold ends when work on other streams has ended, which would delay the second event.
@@ -172,13 +166,13 @@ class _LaunchWatch:
         start, end = streams.event(), streams.event()
         self._target.put_back(current)
         streams.synchronize()
-        with holding(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
+        with holding(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * self._whole)):
             streams.record(start, watched)
             self._target.launch(0, current)
             streams.record(end, watched)
             over = device.now()
-            if whole <= LONG:
-                over += 2 * whole
+            if self._whole <= LONG:
+                over += 2 * self._whole
             while device.now() < over:
                 pass
         streams.synchronize()
@@ -186,11 +180,9 @@ class _LaunchWatch:
 
 
 def find_outside(target: Target, idle: Launch) -> float:
-    """Return the seconds of a launch's work that run outside of the timed interval.
-
-    What does not run between two idle launches around it is outside, such as work on another
-    stream. Parts that run at once count twice.
-    Raises `NotCounted` with the reason; `HoldExpired`: the launch waits for the device.
+    """Return the seconds of a launch's work that do not run between two idle launches around it,
+    such as on another stream. Parts that run at once count twice.
+    Raises `NotCounted`, `HoldExpired`.
     """
     device, stream = target.device, target.stream
 
@@ -225,13 +217,11 @@ def find_outside(target: Target, idle: Launch) -> float:
 def find_what_ran(
     target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
 ) -> WhatRan:
-    """Return what a launch runs, or in its place the reason why that is unknown.
-
-    Two launches of code of the user have to run the same: else the digest of either would say
-    nothing of the others.
+    """Return what a launch runs, or why that is unknown. Two launches of code of the user have to
+    run the same: else the digest of either would say nothing of the others.
     """
     if profiled:
-        return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
+        return WhatRan(not_watched=PROFILED)
     device, once = target.device, latency >= WATCHED_ONCE or not target.foreign
     before: WhatRan | None = None
     why = f"no two of {PASSES} launches ran the same"
@@ -274,27 +264,20 @@ def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
 def count_migrations(target: Target, *, profiled: bool) -> Migrations:
     """Count page faults and migrations of a launch, or return the reason why it cannot."""
     if profiled:
-        return Migrations(
-            not_counted="a profiler is attached, and the driver serves one tool at a time; it "
-            "shows the faults itself"
-        )
-    device = target.device
+        return Migrations(not_counted=f"{PROFILED}; it shows the faults itself")
+    device, why = target.device, ""
 
     def launch() -> None:
         target.launch(0, target.stream)
         device.streams.synchronize()
 
-    back = partial(target.put_back, target.stream, wait=True)
     source = "the model" if device.facts.simulated else "CUPTI"
-    undelivered = ""
     for _ in range(TRIES):
         try:
-            pages_before = device.counters.pages(back)
-            pages = device.counters.pages(launch)
+            before = device.counters.pages(partial(target.put_back, target.stream, wait=True))
+            return Migrations(before=before, launch=device.counters.pages(launch), source=source)
         except Undelivered as reason:
-            undelivered = f"{reason} (tried {TRIES} times)"
+            why = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:
             return Migrations(not_counted=str(reason))
-        else:
-            return Migrations(before=pages_before, launch=pages, source=source)
-    return Migrations(not_counted=undelivered)
+    return Migrations(not_counted=why)
