@@ -36,25 +36,6 @@ with suppress(ImportError):  # the memory suite runs without Hypothesis
     settings.load_profile("untimed")
 
 
-PREPARED = (
-    "test_deciding",
-    "test_kernel_sources_run",
-    "test_lost_measurements",
-    "test_not_green",
-    "test_pytest_split",
-    "test_remote_baselines",
-    "test_storage",
-)
-"""Modules that prepare something dear, which one worker of xdist does instead of each."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.stem in PREPARED:
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector, which a fifth of the time went to, need not search it again and again."""
     _collecting.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from kernel_calls import arguments_of, call_of, vector_counts
 
 from pytest_gpumem.kernels import sources
@@ -77,19 +78,28 @@ def on_host(source: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> ctypes.CDLL:
+    """The kernels, which one worker of xdist compiles for all."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler on this machine")
-    folder = tmp_path_factory.mktemp("host_kernels")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "host_kernels"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "kernels.so").exists():
+            compile_kernels(compiler, folder)
+    return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+def compile_kernels(compiler: str, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).with_name("host_cuda.hpp"), folder)
-    names = sorted({k.source for k in CATALOGUE.values() if k.source})
-    spaces = "".join(
-        f"namespace {Path(name).stem}_cu {{\n{on_host(sources.read(name))}\n}}\n" for name in names
-    )
+    spaces = ""
+    for name in sorted({k.source for k in CATALOGUE.values() if k.source}):
+        source = on_host(sources.read(name))
+        spaces += f"namespace {Path(name).stem}_cu {{\n{source}\n}}\n"
     (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
-    command = [
-        compiler,
+    flags = [
         "-std=c++20",
         "-O1",
         "-fwrapv",
@@ -100,10 +110,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         "-fPIC",
     ]
     built = subprocess.run(
-        [*command, "kernels.cpp", "-o", "kernels.so"], cwd=folder, capture_output=True, text=True
+        [compiler, *flags, "kernels.cpp", "-o", "kernels.so"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
     assert built.returncode == 0, built.stderr[-3000:]
-    return ctypes.CDLL(str(folder / "kernels.so"))
 
 
 class Guarded:
