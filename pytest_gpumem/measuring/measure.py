@@ -194,7 +194,7 @@ class _Measuring:
             launches_wait=launches_wait or UNSET,
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
-            outside=UNSET if outside is None else outside,
+            outside=outside or UNSET,
             checked=target.verify is not None and not_checked is None,
             notes=tuple(dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self.notes))),
         )

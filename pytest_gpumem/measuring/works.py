@@ -290,8 +290,7 @@ class Works:
             source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
             self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None
         source, there, target = self._staged[wanted]
-        if kernel is None:
-            kernel = BoundKernel(CATALOGUE["elementwise"], device, arena.stream)
+        kernel = kernel or BoundKernel(CATALOGUE["elementwise"], device, arena.stream)
         _at_least_one("n_streams", n_streams)
         _at_least_one("chunks", 1 if chunks is None else chunks)
         arrays = [p for p in kernel.kernel.parameters if p.role is not Role.SCALAR]
@@ -311,9 +310,10 @@ class Works:
                 to = part_of(target.allocation, offset, nbytes)
             pieces.append((part, origin, kernel.launch(buffers, values, {there: part}), to))
         device.kernels.compile(pieces[0][2])
-        parts = [self.copy(there, source), self._launch_of(kernel, buffers, values)]
+        copies = [self.copy(there, source)]
         if target is not None:
-            parts.append(self.copy(target, there))
+            copies.append(self.copy(target, there))
+        parts = (copies[0], self._launch_of(kernel, buffers, values), *copies[1:])
         name, (argument,) = f"staged {kernel.name}", buffers
         poison_there, verify = checking(
             kernel,
@@ -338,14 +338,13 @@ class Works:
 
         def poison(stream: Stream) -> None:
             poison_there(stream)
-            device.content.poison(there.allocation, stream)
-            if target is not None:
-                device.content.poison(target.allocation, stream)
+            for copied in copies:
+                copied.poison(stream)
 
         work = Work(arena, name, _engines(parts), queue, poison, verify)
         written = 0 if target is None else target.nbytes
         work.moved_bytes = MovedBytes(source.nbytes, written, link=True)
-        work.parts, work.streams, work.chunks = tuple(parts), n_streams, len(pieces)
+        work.parts, work.streams, work.chunks = parts, n_streams, len(pieces)
         return work
 
     @on_its_device
