@@ -235,5 +235,5 @@ def test_every_feature_of_a_test_is_in_the_architecture() -> None:
     )
     features = {*re.findall(r"^class (\w+)\(Feature\)", sources, re.MULTILINE)}
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert len(features) == 9
+    assert len(features) >= 9
     assert features <= {*re.findall(r"`(\w+)`", text)}
