@@ -21,7 +21,7 @@ from pytest_gpumem.devices.protocol import OWN_CONTEXT, Device, NotCounted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
-from pytest_gpumem.plugin.gpu_memory import TROUBLE
+from pytest_gpumem.plugin.gpu_memory import TROUBLE, limited
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, keywords_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession, state_of
@@ -56,8 +56,11 @@ def rows_of_table(session: GpuSession) -> list[Row]:
     """The rows of this plugin's table: adopted ones if they have a limit or a reference."""
     rows = []
     for row in session.rows:
-        limited = any(getattr(row.limits, name) is not None for name in LIMITS)
-        if limited or row.nodeid not in session.adopted or session.baseline.past(row):
+        if (
+            limited(row.limits, LIMITS)
+            or row.nodeid not in session.adopted
+            or session.baseline.past(row)
+        ):
             rows.append(row)
     return rows
 
@@ -113,8 +116,6 @@ class AdoptionFeature(Feature):
             self._name(item, "another plugin, such as CodSpeed, has the fixture")
 
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of pytest-benchmark, followed by the pass on the GPU."""
-
         @wraps(method)
         def call(fixture: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -133,7 +134,6 @@ class AdoptionFeature(Feature):
         return call
 
     def _follow(self, item: pytest.Item, fixture: Any, arguments: Mapping[str, Any]) -> None:
-        """Measure a call on the GPU, or note why that cannot be."""
         session = self._session
         if session.ranges.tool_attached() or not adopts(item, session.settings):
             return
@@ -197,7 +197,7 @@ class BenchmarkCall:
         self.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
 
     def prepare(self) -> None:
-        """End the last call, and make the arguments of the next."""
+        """Make the arguments of the next call."""
         if self._state == "ready":
             return
         self.close()
@@ -257,7 +257,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         with closing(call):
             benchmark = GpuBenchmark(test, fixture, adopted=True)
             benchmark.measure(make, mode=keywords.get("mode") or "hot")
-            measurement, limits = test.measurements[-1]
+            measurement, limits = test.measurements[""]
             if measurement.work_seen is False:
                 raise CannotAdopt
             peak = _peak_of(session, item, call)
@@ -271,7 +271,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
             f"{format_time(busy)}"
         )
     measurement = replace(measurement, notes=(*measurement.notes, *notes))
-    test.measurements[-1] = (measurement, limits)
+    test.measurements[""] = measurement, limits
     if fixture.stats is not None:
         test.extra[""][HOST] = float(fixture.stats.stats.median)
         session.adopted.add(item.nodeid)

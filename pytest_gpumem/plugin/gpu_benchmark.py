@@ -70,9 +70,9 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.streams: list[PersistingStream] = []  # the test's persisting streams
-        self.measurements: list[tuple[Measurement, Limits]] = []
-        """Measurements so far, each with its limits."""
-        self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
+        # Of each measurement so far, by its label: with its limits, and further figures.
+        self.measurements: dict[str, tuple[Measurement, Limits]] = {}
+        self.extra: dict[str, Extra] = {}
         self.entries: Entries | None = None  # of pytest-benchmark
         self.subtest_failed = False  # the body goes on, and pytest fails the test at its end
         self.judged = False  # the body has ended: nothing more is measured
@@ -107,12 +107,10 @@ class GpuTest:
 
     @contextmanager
     def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
-        """A stream whose access-policy window lies on `buffer`, or on the array that
-        `device_buffer(..., like=)` made. Arguments and errors as `memory.l2.persisting`.
+        """As `memory.l2.persisting`, also for the array that `device_buffer(..., like=)` made.
 
         Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless `allow_thrash=True`.
-        Raises `BadCall`: nothing was measured on the stream in the block, such as without
-        `stream=`; or an unknown keyword.
+        Raises `BadCall`: an unknown keyword, or nothing was measured on the stream in the block.
         """
         keywords = list(inspect.signature(window_request).parameters)[2:]
         for name in options:
@@ -328,17 +326,16 @@ class GpuBenchmark:
             if isinstance(target, Work):
                 overlap = overlap_of(harness, target, plan, arena=arena, name=name)
         measurement = replace(measurement, overlap=overlap, card=session.facts.uuid)
-        test.measurements.append((measurement, merged))
+        test.measurements[label] = measurement, merged
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add a claim of `Result.faster_than`, which is judged when the test ends."""
-        test = self._test
-        test.check_unjudged()
-        labels = [measurement.label for measurement, _ in test.measurements]
-        if other not in labels or other == label:
-            known = ", ".join(repr(name) for name in labels if name != label)
+        self._test.check_unjudged()
+        measurements = self._test.measurements
+        if other not in measurements or other == label:
+            known = ", ".join(repr(name) for name in measurements if name != label)
             raise BadCall(
                 f"faster_than({other!r}): no other measurement of this test has that label; others "
                 f"are {known or 'none'}"
@@ -347,21 +344,19 @@ class GpuBenchmark:
             raise BadCall(
                 f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20"
             )
-        index = labels.index(label)
-        measurement, limits = test.measurements[index]
+        measurement, limits = measurements[label]
         if limits.origin.get("faster_than") == "result":
             raise BadCall(f"faster_than({other!r}): {limits.faster_than} is claimed already")
         origin = {**limits.origin, "faster_than": "result"}
         limits = replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
-        test.measurements[index] = measurement, limits
+        measurements[label] = measurement, limits
 
     def _checked(self, label: str | None) -> str:
         test = self._test
         test.check_unjudged()
-        labels = [measurement.label for measurement, _ in test.measurements]
         if label is not None:
-            check_label(f"label={label!r}", label, labels, test.item, test.session)
-        elif "" in labels:
+            check_label(f"label={label!r}", label, test.measurements, test.item, test.session)
+        elif "" in test.measurements:
             raise BadCall(
                 "this test measures a second time without label=; pass a different label= to each, "
                 "which names its result"

@@ -75,15 +75,12 @@ class WatchedTest:
             self.reads_waits = True
         self._forks = session.forks
         self._watch: MemoryWatch | None = None
-        self.trouble: BaseException | None = None
-        """Why its memory cannot be read; None while it can."""
+        self.trouble: BaseException | None = None  # why its memory cannot be read
         self.waits: Waits | None = None  # of its body, once it has ended
         self.counter: WaitCounter | None = None  # while its waits are read
         self.warms_up = False  # its function is called before it counts: parts have no rows
-        self.parts: list[tuple[str, Footprint, Limits]] = []
-        """Labelled parts that have ended, with their limits."""
-        self.row_at_end = False
-        """Its row is made at its end: nothing is judged before, and a look takes time."""
+        self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
+        self.row_at_end = False  # nothing is judged before, and a look takes time
 
     @property
     def limited_in_body(self) -> bool:
@@ -100,7 +97,6 @@ class WatchedTest:
         return None
 
     def begin(self) -> None:
-        """Have the sources report; the driver's only if memory is shown."""
         self._watch = self.tried(self._begin)
 
     def _begin(self) -> MemoryWatch:
@@ -115,7 +111,6 @@ class WatchedTest:
             self.tried(self.session.footprints.look)
 
     def end(self) -> None:
-        """End the watch; the sources report no longer."""
         if self._watch is not None:
             self._watch.close()
         if self.watches:
@@ -154,9 +149,8 @@ class WatchedTest:
 
     @contextmanager
     def warmed_up(self) -> Iterator[None]:
-        """Have the function called as often as `warmups` says before the call that counts. What
-        these calls leave, such as plans and workspaces, belongs to no test.
-        Raises `SettingsError`: it cannot be called again.
+        """Have the function called `warmups` times before the call that counts. What these calls
+        leave, such as plans and workspaces, belongs to no test. Raises `SettingsError`.
         """
         item, times = self.item, of_marker(keywords_of(self.item), "warmups")
         if times is None or self._watch is None:
@@ -258,11 +252,9 @@ def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
 
 
 def check_label(
-    call: str, label: object, used: Sequence[str], item: pytest.Item, session: GpuSession
+    call: str, label: object, used: Iterable[str], item: pytest.Item, session: GpuSession
 ) -> None:
-    """Raise `BadCall`: the label is no short text, or is that of another part of the test, or makes
-    the name of another test. `call`: in words.
-    """
+    """Raise `BadCall`: the label is no short text, or names another part, or another test."""
     from pytest_gpumem.measuring.bound import BadCall
 
     if not isinstance(label, str) or not label.strip() or not label.isprintable():

@@ -103,7 +103,7 @@ def _rows(
     further = [process.rows for process in session.further]
     range_name = session.names.unique(item.nodeid)
     rows = []
-    for measured, limits in () if test is None else test.measurements:
+    for measured, limits in () if test is None else test.measurements.values():
         label, measurement = measured.label, measured
         if further:
             measurement = merged(measured, key_of(item.nodeid, label), further)

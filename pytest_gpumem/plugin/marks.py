@@ -66,16 +66,11 @@ def _fixtures(item: pytest.Item) -> list[pytest.FixtureDef[Any]]:
     return fixtures
 
 
-def may_measure(item: pytest.Item) -> bool:
-    """True if a test has `gpu_benchmark`, or could ask for it by `getfixturevalue`."""
-    return uses(item, BENCHMARK_FIXTURE) or uses(item, "request")
-
-
 def keywords_of(item: pytest.Item) -> dict[str, Any]:
-    """The keywords of a test's markers, of which the closest wins. pytest gives those of a function
-    before those of `pytest.param(..., marks=...)`, which are meant to differ from them.
+    """The keywords of a test's markers, of which the closest wins.
     Raises `SettingsError`: a marker with positional arguments.
     """
+    # pytest gives the marks of a function before those of `pytest.param(..., marks=...)`.
     callspec = getattr(item, "callspec", None)
     marks = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
     for mark in item.iter_markers(MARKER):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.plugin.marks import may_measure
+from pytest_gpumem.plugin.marks import measures
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
@@ -38,8 +38,8 @@ class RepeatFeature(Feature):
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
-        measures = any(may_measure(item) for item in session.items)
-        if measures and not session.config.option.collectonly and not session.testsfailed:
+        runs = not session.config.option.collectonly and not session.testsfailed
+        if runs and any(measures(item) for item in session.items):
             try:
                 self._run_processes()
             except RunError as failed:
