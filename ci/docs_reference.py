@@ -35,7 +35,7 @@ def options() -> str:
     for option in OPTIONS:
         if option.ini_only:
             continue
-        flag = option.flag if option.is_flag else f"{option.flag} {option.metavar}"
+        flag = option.flag if option.is_flag else f"{option.flag}={option.metavar}"
         lines.append(f"- `{flag}`{_keyword(option)}: {_text(option.help)}")
     return "\n".join(lines)
 

@@ -32,8 +32,6 @@ TASKS: Mapping[str, tuple[click.Command, ...]] = {
     "Set up": (doctor,),
 }
 """The commands by task, as `gpumem --help` lists them."""
-ENDED = {"compare": "gpumem duet, gpumem gate, or pytest-benchmark compare FILES take its place"}
-"""What takes the place of a command that has ended, by its name."""
 
 
 class _NobodyReads(Exception):
@@ -60,11 +58,6 @@ class _Commands(click.Group):
                     text = command.get_short_help_str(limit=formatter.width)
                     rows.append((str(command.name), text))
                 formatter.write_dl(rows)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] in ENDED and not ctx.resilient_parsing:
-            raise click.UsageError(f"{args[0]} has ended: {ENDED[args[0]]}.", ctx)
-        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = args[: args.index("--")] if "--" in args else args

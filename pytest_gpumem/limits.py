@@ -73,7 +73,7 @@ class Limit(NamedTuple):
 
 def _rate(value: Any) -> Demand:
     if not isinstance(value, str):  # a number without a unit could never fail a test
-        raise refused(value, units.RATES_ACCEPTED, "has no unit")
+        raise refused(value, units.RATES_ACCEPTED, "is no text")
     rate = units.parse_rate(value)
     figure = rate if isinstance(rate, float) else rate.value
     if figure == 0:
@@ -83,7 +83,7 @@ def _rate(value: Any) -> Demand:
 
 def _time(value: Any) -> Demand:
     if not isinstance(value, str):
-        raise refused(value, units.TIMES_ACCEPTED, "has no unit")
+        raise refused(value, units.TIMES_ACCEPTED, "is no text")
     seconds = units.parse_time(value)
     if seconds == 0:
         raise refused(value, units.TIMES_ACCEPTED, "cannot be met")

@@ -15,11 +15,6 @@ from pytest_gpumem.units import did_you_mean, refused
 
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "blocked", "graph", "batched", "host")
-FOOTPRINTS = ("auto", "on", "off")
-NO_TRACE = (
-    "'trace' has ended: PyTorch's memory snapshot, CuPy's memory hooks and tools such as memray "
-    "name the lines that allocate"
-)
 
 
 def _flag(value: object) -> bool:
@@ -44,15 +39,9 @@ def _choice(*accepted: str) -> Callable[[Any], str]:
 
 
 def _footprint(value: object) -> str:
-    if value in FOOTPRINTS:
+    if value in ("auto", "on", "off"):
         return str(value)
-    if value == "trace":
-        raise units.QuantityError(NO_TRACE)
-    try:
-        return "on" if _flag(value) else "off"
-    except units.QuantityError:
-        accepted = f"{', '.join(FOOTPRINTS)}; where tests follow, write --gpumem-footprint=on"
-        raise units.QuantityError(f"{value!r} is not one of {accepted}") from None
+    raise refused(value, "auto, on or off; where tests follow, write --gpumem-footprint=on")
 
 
 def device_choice(value: object) -> str:
@@ -247,7 +236,7 @@ OPTIONS: tuple[Option, ...] = (
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, "
         "or loses the CUDA context.",
     ),
-    Option("save", _flag, "Accept this run's passing rows into the baseline."),
+    Option("save", _flag, "Store this run's passing rows in the baseline."),
     Option(
         "baseline",
         _baseline,

@@ -138,7 +138,11 @@ def resolve(
         return _parse(option.parse, value, origin), origin
 
     if value_of(BY_NAME["enabled"])[0]:
-        _refuse_unknown_variables(environment)
+        variables = [option.variable for option in OPTIONS if not option.ini_only]
+        keys = [option.key for option in OPTIONS]
+        _refuse_unknown(environment, [*variables, *COMMAND_VARIABLES], "in the environment")
+        _refuse_unknown(overrides, keys, "by -o")
+        _refuse_unknown(ini, keys, f"in {ini_file}")
     else:
         environment, ini = {}, {}
     values: dict[str, Any] = {}
@@ -162,11 +166,10 @@ def _split_budget(values: dict[str, Any]) -> None:
         values["budget"], values["total_budget"] = values["budget"]
 
 
-def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
-    known = [option.variable for option in OPTIONS if not option.ini_only]
-    for name in sorted(environment):
-        if re.match(r"(?i)GPUMEM(_|$)", name) and name not in (*known, *COMMAND_VARIABLES):
-            text = f"{name} is set in the environment, but there is no such setting"
+def _refuse_unknown(names: Iterable[str], known: Collection[str], where: str) -> None:
+    for name in sorted(names):
+        if re.match(r"(?i)GPUMEM(_|$)", name) and name not in known:
+            text = f"{name} is set {where}, but there is no such setting"
             raise SettingsError(text + _remedy(name, known))
 
 
@@ -186,10 +189,8 @@ def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
     keywords: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
-            raise SettingsError(
-                f"@pytest.mark.gpumem takes keywords only, got {mark.args[0]!r}; "
-                f"accepted are {', '.join(MARKER_KEYWORDS)}"
-            )
+            text = f"@pytest.mark.gpumem takes keywords only, got {mark.args[0]!r}"
+            raise SettingsError(f'{text}; write such as max_regression="5%"')
         keywords = {**mark.kwargs, **keywords}
     return keywords
 

@@ -206,9 +206,9 @@ def refusal(change: AcceptedChange) -> str | None:
     """Return what is wrong with a change, beginning with the field; None if nothing is."""
     up_to = change.up_to or ""
     if change.figure in ("removed", "measured"):
-        return None if change.up_to is None else f"up_to: {change.figure} takes none"
+        return None if change.up_to is None else f"up_to: {change.figure} takes no value"
     if not up_to.strip():
-        return f"up_to: missing; {change.figure} takes one"
+        return f"up_to: {change.figure} needs a value"
     if change.figure == "limit" and change.limit not in LIMITS:
         return f"up_to: {change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
     try:

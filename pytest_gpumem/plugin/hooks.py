@@ -124,8 +124,10 @@ def pytest_report_header(config: pytest.Config) -> Generator[None, list[object],
 
 
 def _settings(config: pytest.Config) -> Settings:
+    overrides = [text.partition("=")[0].strip() for text in config.option.override_ini or ()]
     command_line = {}
-    ini = {}
+    # A private method of pytest 8 and 9: it finds misspelt keys.
+    ini = dict.fromkeys(getattr(config, "_get_unknown_ini_keys", list)())
     try:
         for option in OPTIONS:
             command_line[option.key] = getattr(config.option, option.key, None)
@@ -135,7 +137,7 @@ def _settings(config: pytest.Config) -> Settings:
             os.environ,
             ini,
             config.inipath.name if config.inipath else "the ini file",
-            [text.partition("=")[0].strip() for text in config.option.override_ini or ()],
+            overrides,
         )
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None

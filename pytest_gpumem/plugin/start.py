@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.baselines.store import devices
 from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
+from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
@@ -48,6 +50,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     settings = settings._replace(baseline_of=base)
     try:
         _check_plugins(config)
+        _check_paths(config)
         place = _baseline_place(config, settings) if whole is None else Path(whole["baseline"])
         chosen = _chosen(settings, place)
         visible = own_in_turn(settings, chosen)
@@ -111,6 +114,16 @@ def _check_plugins(config: pytest.Config) -> None:
         )
 
 
+def _check_paths(config: pytest.Config) -> None:
+    for flag, path in pairwise(map(str, config.invocation_params.args)):
+        files = (BY_NAME["baseline"].flag, BY_NAME["report"].flag)
+        if flag in files and (config.invocation_params.dir / path).exists():
+            raise UserError(
+                f"write {flag}={path}: after a space, pytest took the path for tests, and rootdir "
+                f"became {config.rootpath}"
+            )
+
+
 # The device
 
 
@@ -137,8 +150,7 @@ def _chosen(settings: Settings, place: Path) -> DeviceChoice:
         if not settings.device_chosen:
             raise UserError(
                 f"{no_gpu}, the variable CI is set, and no device was chosen: a broken driver must "
-                "not turn a pipeline green; choose --gpumem-device sim or auto if the simulated "
-                "device is meant"
+                f"not turn a pipeline green; {simulated}"
             )
     if settings.strict:
         raise UserError(f"{no_gpu} under --gpumem-strict; {simulated}")

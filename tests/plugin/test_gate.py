@@ -207,18 +207,18 @@ def test_no_baseline_is_a_warning_and_fails_when_strict(
 
 def test_a_foreign_baseline_is_refused(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(SIZED)
-    gpumem("--gpumem-save", "--gpumem-baseline", "kept").assert_outcomes(passed=1)
+    gpumem("--gpumem-save", "--gpumem-baseline=kept").assert_outcomes(passed=1)
     (h100,) = (pytester.path / "kept").iterdir()
-    other = gpumem("--gpumem-device", "sim:h200", "--gpumem-baseline", "kept")
+    other = gpumem("--gpumem-device", "sim:h200", "--gpumem-baseline=kept")
     other.assert_outcomes(passed=1)
     other.stdout.fnmatch_lines([f"*{h100.name}*"])  # said: there is one, of another device
     # The same file under this device's key is a lie.
     name = "".join(p.name for p in (pytester.path / "kept").iterdir())
-    gpumem("--gpumem-device", "sim:h200", "--gpumem-save", "--gpumem-baseline", "kept")
+    gpumem("--gpumem-device", "sim:h200", "--gpumem-save", "--gpumem-baseline=kept")
     (h200,) = (p for p in (pytester.path / "kept").iterdir() if p.name != name)
     (saved,) = (h100 / "gpumem").iterdir()
     (h200 / "gpumem" / saved.name).write_text(saved.read_text())
-    lie = gpumem("--gpumem-device", "sim:h200", "--gpumem-baseline", "kept")
+    lie = gpumem("--gpumem-device", "sim:h200", "--gpumem-baseline=kept")
     assert lie.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in lie.stderr.lines if line.strip())
     assert saved.name in line

@@ -108,8 +108,8 @@ def test_what_is_refused_names_file_and_field(tmp_path_factory: pytest.TempPathF
         (text(changes=[]), "$.changes: []; expected `array` of length >= 1"),
         (changed(figure="everything"), "$.changes[0].figure: 'everything'; "),
         (changed(up_to="0.08"), "$.changes[0].up_to: '0.08' "),
-        (changed(up_to=None), "$.changes[0].up_to: missing; time takes one"),
-        (changed(figure="removed"), "$.changes[0].up_to: removed takes none"),
+        (changed(up_to=None), "$.changes[0].up_to: time needs a value"),
+        (changed(figure="removed"), "$.changes[0].up_to: removed takes no value"),
         (changed(figure="limit", up_to="max_latency=1%"), "$.changes[0].up_to: '1%' "),
     ]:
         tmp_path = tmp_path_factory.mktemp("case")

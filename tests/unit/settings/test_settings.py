@@ -132,7 +132,7 @@ def test_mistakes_name_origin_value_and_what_is_accepted() -> None:
         ("device", "cuda:x", "cuda:N"),
         ("mode", "warm", "clean-cold, dirty-cold, hot"),
         ("sampler", "plain", "auto, blocked, graph, batched, host"),
-        ("footprint", "trace", "'trace' has ended: PyTorch's memory snapshot"),
+        ("footprint", "trace", "accepted is auto, on or off; where tests follow"),
         ("sampler", "grap", "'grap' is not one of auto, blocked, graph, batched, host"),
         ("placements", "0", "whole number from 1 on"),
         ("precision", "0.1", '"0.1%"'),
