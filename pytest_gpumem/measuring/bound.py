@@ -30,7 +30,7 @@ class BadCall(ShownError, ValueError):
 
 
 class NoSuchKernel(ShownError, AttributeError):
-    """The catalogue has no kernel of that name; the message lists the kernels."""
+    """The catalogue has no kernel of that name."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,8 @@ class BoundKernel:
         return replace(self, blocks=int(blocks))
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
-        """The same kernel, whose untimed calls run on a persisting stream, under its window.
-
-        So do its launches as a part of `gpu_work`. Raises `BadCall` or `BadWindow`: it is not the
-        stream that carries a window, or its block has ended.
+        """The same kernel, whose untimed calls, and launches as a part of `gpu_work`, run on a
+        persisting stream. Raises `BadCall`, `BadWindow`: no open stream carries the window.
         """
         if not isinstance(stream, PersistingStream):
             raise BadCall(
@@ -80,8 +78,7 @@ class BoundKernel:
         buffers, values = self.arguments(arguments, scalars)
         launch = self.launch(buffers, values)
         self.fill(buffers, self.stream)
-        if self.kernel.cycle is not None:
-            # An index out of bounds would end the context.
+        if self.kernel.cycle is not None:  # an index out of bounds would end the context
             self.expected({name: b.view() for name, b in buffers.items()}, values)
         self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize(self.stream)
@@ -89,7 +86,7 @@ class BoundKernel:
     def arguments(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
-        """Return buffers and scalars by parameter name. Raises `BadCall`: they do not fit."""
+        """Return buffers and scalars by parameter name. Raises `BadCall`."""
         parameters = self.kernel.parameters
         names = [parameter.name for parameter in parameters]
         signature = f"{self.name}({', '.join(names)})"
@@ -137,16 +134,14 @@ class BoundKernel:
 
     def fill(self, buffers: Buffers, stream: Stream) -> None:
         """Fill arguments with the content that the kernel needs, unless the user may have."""
-        if self.kernel.cycle is None:
-            return
-        buffer = buffers[self.kernel.cycle]
-        if not buffer.written:
+        buffer = buffers.get(self.kernel.cycle or "")
+        if buffer is not None and not buffer.written:
             self.device.content.fill_cycle(buffer.allocation, stream)
             self.device.streams.synchronize(stream)
             buffer.written = True
 
     def expected(self, arrays: Mapping[str, Any], values: Values) -> Mapping[str, Any]:
-        """The reference's result. Raises `BadCall`: it refuses the content of the arguments."""
+        """The reference's result. Raises `BadCall`: the arguments' content does not fit."""
         assert self.kernel.reference is not None
         try:
             return self.kernel.reference(arrays, values)
@@ -183,10 +178,7 @@ class BoundKernel:
 
 
 class Kernels:
-    """The catalogue on a device: `kernels.triad` is a `BoundKernel`.
-
-    Raises `NoSuchKernel`: no kernel of that name; the message names the nearest.
-    """
+    """The catalogue on a device: `kernels.triad` is a `BoundKernel`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

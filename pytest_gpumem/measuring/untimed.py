@@ -23,10 +23,11 @@ from pytest_gpumem.records.what_ran import WhatRan, together, what_ran
 from pytest_gpumem.units import format_bytes
 
 LOOKS = 2  # at each stream: short work that is seen only once is of another origin
-LONG = 0.025  # seconds of work from which delays of microseconds by other streams do not matter
-LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
-ALONE = 0.99  # the same for work that is launched once: nothing of it runs on other streams
-FILLED = 0.9  # the same for long work that is timed without a look at other streams
+LONG = 0.025  # seconds of work that does not notice delays of microseconds by other streams
+# Shares of the whole time for which a stream must be busy with long work:
+LONG_SHARE = 0.1
+ALONE = 0.99  # if it is launched once: nothing of it runs on other streams
+FILLED = 0.9  # if it is timed without a look at other streams
 BESIDE = 20e-6  # seconds beyond the cost of waiting for which the device may be busy afterwards
 BESIDE_SHARE = 1e-3  # the same as a share of long work, after which a wait takes longer
 NEAR = 5  # looks at each default stream that tell which of them the work is on

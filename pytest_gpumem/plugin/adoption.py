@@ -219,7 +219,7 @@ class BenchmarkCall:
 
 
 def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
-    """Add a measurement of the call to the test. Raises `CannotAdopt`, or what the call raises."""
+    """Add a measurement of the call to the test. Raises also what the call raises."""
     from pytest_gpumem.measuring.bound import BoundKernel
     from pytest_gpumem.measuring.case import target_of
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark

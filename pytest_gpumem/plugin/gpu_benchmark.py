@@ -43,15 +43,13 @@ if TYPE_CHECKING:
 DECLARED = ("moved", "reads", "writes", "check", "reference")
 """Fields of a `Case` that a call of a function may have as keywords."""
 KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
-"""Keywords of a measurement. All others go to the function, and so does one that is the name of a
-parameter of it."""
+"""Keywords of a measurement. Others, and those of its parameters, go to the function."""
 
 
 class GpuTest:
     """A test that uses our fixtures. `close` frees everything that was allocated through it."""
 
     def __init__(self, item: pytest.Item, session: GpuSession) -> None:
-        """Raises what opening the device raises."""
         self.item, self.session = item, session
         keywords = keywords_of(item)
         self.limits = session.limits(item)
@@ -76,8 +74,7 @@ class GpuTest:
         self.entries: Entries | None = None  # of pytest-benchmark
         self.subtest_failed = False  # the body goes on, and pytest fails the test at its end
         self.judged = False  # the body has ended: nothing more is measured
-        self.wrong: str | None = None
-        """The first result that was wrong: the test fails by it even if it catches the error."""
+        self.wrong: str | None = None  # the first wrong result, even if the test catches the error
         state_of(item).test = self
 
     def check_unjudged(self) -> None:
@@ -134,7 +131,7 @@ class GpuTest:
         # What a lost context held went with it.
         with self._exit, suppress(ContextLost), self.device.current(), ExitStack() as stack:
             if self.device.gone() is not None:
-                return  # everything went with the context that was opened
+                return
             stack.callback(self.arena.close)
             stack.callback(self.works.close)
             for stream in reversed(self.streams):
@@ -145,7 +142,7 @@ class GpuTest:
 
 
 def parameters_of(function: object) -> set[str]:
-    """The parameters that a kernel or a function takes by keyword; none without a signature."""
+    """The parameters that a kernel or a function takes by keyword."""
     if isinstance(function, BoundKernel):
         return {parameter.name for parameter in function.kernel.parameters}
     names = set()
@@ -160,7 +157,7 @@ class GpuBenchmark:
     """Measures for a test. `label=` names each of several measurements."""
 
     def __init__(self, test: GpuTest, benchmark: object, *, adopted: bool = False) -> None:
-        """`benchmark` is pytest-benchmark's fixture. `adopted`: it has measured the same call."""
+        """`adopted`: the fixture `benchmark` has measured the same call."""
         self._entries = test.entries = Entries(benchmark, adopted=adopted)
         if not adopted:
             test.session.adopted.discard(test.item.nodeid)
@@ -241,25 +238,17 @@ class GpuBenchmark:
             # A persisting stream is of the measurement, whatever the function calls its streams.
             if given[name] is not None and not isinstance(given[name], PersistingStream):
                 kwargs[name], given[name] = given[name], None
-        limits: dict[str, Any] = {}
+        options = {name: given.pop(name) for name in ("label", "mode", "count_pages")}
         for name in list(kwargs):
             if name in LIMITS and name not in parameters:
-                limits[name] = kwargs.pop(name)
+                options[name] = kwargs.pop(name)
             elif isinstance(function, BoundKernel) and name not in parameters:
                 near = did_you_mean(name, KEYWORDS)
                 if near:
                     raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
-        declared = {name: given[name] for name in DECLARED if given[name] is not None}
-        target = partial(
-            target_of, function, args, kwargs, arena=self._test.arena, stream=given["stream"]
-        )
-        return self.measure(
-            partial(target, **declared),
-            label=given["label"],
-            mode=given["mode"],
-            count_pages=given["count_pages"],
-            **limits,
-        )
+        declared = {name: value for name, value in given.items() if value is not None}
+        make = partial(target_of, function, args, kwargs, arena=self._test.arena, **declared)
+        return self.measure(make, **options)
 
     def case(
         self,
@@ -296,7 +285,7 @@ class GpuBenchmark:
         count_pages: bool | None = None,
         **limits: object,
     ) -> Result:
-        """Measure what `make` gives, under the limits of this call."""
+        """Measure what `make` gives."""
         __tracebackhide__ = True
         test, session, settings = self._test, self._test.session, self._test.settings
         label, merged = self._checked(label), self._merged(limits)
@@ -331,7 +320,6 @@ class GpuBenchmark:
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _claim(self, label: str, other: str, by: float) -> None:
-        """Add a claim of `Result.faster_than`, which is judged when the test ends."""
         self._test.check_unjudged()
         measurements = self._test.measurements
         if other not in measurements or other == label:
