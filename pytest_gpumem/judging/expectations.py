@@ -177,9 +177,11 @@ def loosened(head: Selection, base: Selection) -> Iterator[LooserLimit]:
             yield from looser(nodeid, Limits(), test.limits)
 
 
-def looser(key: str, limits: Limits, base: Limits) -> Iterator[LooserLimit]:
+def looser(
+    key: str, limits: Limits, base: Limits, names: Iterable[str] = LIMITS
+) -> Iterator[LooserLimit]:
     """Yield the limits of a test or a row that demand less than those of BASE."""
-    for name in LIMITS:
+    for name in names:
         was, now = getattr(base, name), getattr(limits, name)
         if demands_more(name, was, now):
             yield LooserLimit(key, name, was, now)

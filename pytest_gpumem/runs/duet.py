@@ -56,14 +56,12 @@ class Duet:
     ) -> None:
         """Run nothing yet.
 
-        `wanted`: the rows. Of one with empty limits, the first pair reads the limits of base alone.
         `max_regression`: of tests that have no limit in their code, as written.
         """
         self.sides, self.wanted, self.max_regression = sides, wanted, max_regression
         self._runner, self._say = runner, say
         self.processes: list[ProcessRecord] = []  # in the order in which they ended
         self.device: DeviceFacts | None = None
-        self.base_limits: dict[str, Limits] = {}  # by row key, those of base
         self._rows: dict[str, DuetRow] = {}
 
     def play(self) -> None:
@@ -216,11 +214,8 @@ class Duet:
         """Take the rows that there are, and end those that cannot be compared."""
         if pair.base.error is None and pair.head.error is None:
             _check_alike(pair.base, pair.head)
-        self.base_limits = {key: row.limits for key, row in pair.base_rows.items()}
         every = {**pair.base_rows, **pair.head_rows}
         for key in (*every, *self.wanted.missing(every)):
-            if self.wanted.limits is not None and self.wanted.limits[key] == Limits():
-                continue
             nodeid, limits = key, Limits()
             if key in every:
                 nodeid = every[key].nodeid

@@ -27,6 +27,7 @@ from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.measurement import Limits
@@ -188,19 +189,16 @@ class Gate:
         if document.device.simulated and "--gpumem-device=sim" not in "=".join(self.arguments):
             real_devices = [key for key in devices(folder) if not key.startswith(SIMULATED)]
         new = {row.key for row in rows if self.of_base.lacks(row.nodeid)}
-        limits, unknown, skipped = dict[str, Limits](), dict[str, Limits](), set[str]()
+        limits, skipped = dict[str, Limits](), set[str]()
         if self.code in (Exit.FINE, Exit.FAILED) and not real_devices:
-            unknown = self._compare_limits_of_calls(rows)
+            self._compare_limits_of_calls(rows)
             skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
             if not self.screen_only:
                 limits = limits_for_duet(rows, self.of_base, self.accepted, strict=strict_session)
-        if limits or unknown or skipped:
-            duet = self._duet(rows, {**unknown, **limits}, skipped)
+        if limits or skipped:
+            duet = self._duet(rows, limits, skipped)
             judged = {row.key: row for row in duet.rows}
             new |= {key for key, row in judged.items() if row.outcome is Outcome.NEW}
-            for row in rows:
-                if row.key in unknown and row.key in duet.base_limits:
-                    self._compare_limits(row, duet.base_limits[row.key])
             missing = excused(missing, duet.skipped_in_base, self.base)
             if not any(row.outcome is Outcome.FAIL for row in duet.rows):
                 self._check_creep(rows, judged)
@@ -222,11 +220,10 @@ class Gate:
         """The duet with BASE. `skipped`: tests that skip, and may skip in BASE too."""
         assert self.base_side is not None  # else every row is new
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
-        open_rows = sum(of_row != Limits() for of_row in limits.values())
-        if open_rows:
-            self.say(f"a duet decides {counted(open_rows, 'row')}")
+        if limits:
+            self.say(f"a duet decides {counted(len(limits), 'row')}")
         else:
-            self.say("one pair of processes, for the limits and the skips of BASE")
+            self.say("one pair of processes, for the skips of BASE")
         wanted = RowFilter(frozenset(tests), limits, self.old_names)
         return self.play(self.base_side, wanted, "duet")
 
@@ -256,29 +253,16 @@ class Gate:
             for key, duet_row in of_oldest.items():
                 judged[key] = with_creep(judged[key], of_rows[key], duet_row)
 
-    # The limits of calls
-
-    def _compare_limits_of_calls(self, rows: Sequence[Row]) -> dict[str, Limits]:
-        """Compare the limits of calls, in test files that the change edits, with saved rows.
-
-        Returns the rows without saved limits, of which a duet reads those of BASE.
-        """
-        unknown = {}
+    def _compare_limits_of_calls(self, rows: Sequence[Row]) -> None:
+        """Compare the limits of calls, in test files that the change edits, with saved rows."""
         for row in rows:
-            new = self.of_base.lacks(row.nodeid)
-            if new or not edited(row.nodeid, self.of_head, self.of_base):
-                continue
             saved = self.baseline.saved(row)
-            if saved:
-                self._compare_limits(row, saved[-1].limits)
-            elif row.measured_something:
-                unknown[row.key] = Limits()
-        return unknown
-
-    def _compare_limits(self, row: Row, base: Limits) -> None:
-        """Take the limits of calls that demand less than those of BASE."""
-        calls = {name: getattr(base, name) for name in base.origin if base.origin[name] == "call"}
-        self._add_looser(looser(row.key, row.limits, Limits(**calls)), self.all_accepted)
+            new = self.of_base.lacks(row.nodeid)
+            if new or not saved or not edited(row.nodeid, self.of_head, self.of_base):
+                continue
+            base = saved[-1].limits
+            calls = [name for name in LIMITS if base.origin.get(name) == "call"]
+            self._add_looser(looser(row.key, row.limits, base, calls), self.all_accepted)
 
 
 def _selection(file: Path) -> Selection:

@@ -190,7 +190,7 @@ def test_a_skip_in_the_body_is_a_loss_unless_base_skips_too(gate: Gate) -> None:
         {}, words.replace("-k skips_with_a_limit", '-k "skips_with_a_limit or memory"')
     )
     assert code == 0, text
-    assert "one pair of processes, for the limits and the skips of BASE" in text
+    assert "one pair of processes, for the skips of BASE" in text
     assert "not run: 1 test (1 origin/main skips it too)" in text
     skips = replaced(
         "def test_memory(device_buffer):",
@@ -363,47 +363,38 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "saved_rows"),
+    ("old", "new", "line"),
     [
         (
             "max_regression='5%'",
             "max_regression='900%'",
             "test_time: max_regression 5% -> 900% in this change (5% holds)",
-            True,
         ),
         (
             "max_latency=LONGEST, ",
             "",
             "test_latency[x]: max_latency 60 us -> none in this change (60 us holds)",
-            False,
         ),
         (
             '"70 MiB"',
             '"1 GiB"',
             "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)",
-            True,
         ),
-        ("from kern", "# words\nfrom kern", None, False),
+        ("from kern", "# words\nfrom kern", None),
     ],
-    ids=[
-        "time",
-        "latency",
-        "memory",
-        "words alone",
-    ],
+    ids=["time", "latency", "memory", "words alone"],
 )
 def test_a_looser_limit_of_a_call_is_red(
-    gate: Gate, project: Project, old: str, new: str, line: str | None, saved_rows: bool
+    gate: Gate, project: Project, old: str, new: str, line: str | None
 ) -> None:
-    """The limits of BASE are those of the saved rows, or are read by one pair of processes."""
+    """The limits of BASE's calls are those of its saved rows."""
     project.write("test_it.py", CALLS)
     publish(project, "calls")
     shutil.rmtree(project.folder / ".gpumem-baseline")
     test = (line or "test_latency").partition(":")[0].partition("[")[0]
-    if saved_rows:
-        save = f". .venv/bin/activate; python -m pytest --gpumem --gpumem-save -k {test}"
-        done = project.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
-        assert done.returncode == 0, done.stdout + done.stderr
+    save = f". .venv/bin/activate; python -m pytest --gpumem --gpumem-save -k {test}"
+    done = project.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
+    assert done.returncode == 0, done.stdout + done.stderr
     words = f"--screen-only origin/calls -- -k {test}"
     ended, text = gate({"test_it.py": CALLS.replace(old, new)}, words)
     if line is None:
