@@ -25,5 +25,8 @@ def test_theoretical_bandwidth_of_a_link() -> None:
         assert bandwidth == pytest.approx(rate, rel=2e-3), (generation, width, rate)
 
 
-def test_a_generation_of_the_future_has_no_bandwidth() -> None:
+def test_a_link_that_pcie_does_not_bound_has_no_bandwidth() -> None:
     assert host_link(9, 16) == ("PCIe Gen9 x16", None)
+    assert host_link(0, 16) == host_link(5, 0) == (None, None)
+    assert host_link(5, 16, integrated=True) == ("memory shared with the host", None)
+    assert host_link(5, 16, host_page_tables=True) == ("coherent link to the host", None)
