@@ -216,7 +216,8 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.acceptances import Acceptances, Figure, read
     from pytest_gpumem.limits import LIMITS
-    from pytest_gpumem.result_files import FileError, load_results
+    from pytest_gpumem.records.schema import FileError
+    from pytest_gpumem.result_files import load_results
 
     run = load_results(seeds / "results.json").document
     try:

@@ -11,22 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.records.schema import Document, SchemaError, document_from_json
+from pytest_gpumem.records.schema import Document, FileError, document_from_json
 from pytest_gpumem.revisions import DIRTY
 
 LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every sample
 
 
-class FileError(ValueError):
-    """A file that cannot be read, or holds no results; without the file's name."""
-
-    def __str__(self) -> str:
-        """Return a single line."""
-        return " ".join(super().__str__().split())
-
-
 @dataclass(frozen=True)
-class Results:
+class ResultFile:
     """The content of a file."""
 
     path: Path
@@ -64,15 +56,10 @@ def document_in(value: object) -> Document:
         raise FileError(
             "holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them"
         )
-    try:
-        return document_from_json(value["gpumem"])
-    except SchemaError as error:
-        raise FileError(f"$.gpumem{str(error).removeprefix('$')}") from None
-    except RecursionError:
-        raise FileError("$.gpumem: nested too deeply") from None
+    return document_from_json(value["gpumem"], "$.gpumem")
 
 
-def load_results(path: Path) -> Results:
+def load_results(path: Path) -> ResultFile:
     """Return what a session wrote to the file of `--benchmark-json`. Raises `UserError`."""
     try:
         value = parsed(content(path))
@@ -80,7 +67,7 @@ def load_results(path: Path) -> Results:
     except FileError as error:
         raise UserError(f"{path}: {error}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
-    return Results(path, document, utc, revision_of(value.get("commit_info")))
+    return ResultFile(path, document, utc, revision_of(value.get("commit_info")))
 
 
 def revision_of(info: object) -> str | None:

@@ -28,8 +28,8 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.records.schema import SchemaError, converted, other_schema
-from pytest_gpumem.result_files import FileError, parsed
+from pytest_gpumem.records.schema import FileError, check_schema, converted
+from pytest_gpumem.result_files import parsed
 from pytest_gpumem.units import QuantityError
 
 LAYOUT = 4  # version of the layout
@@ -137,10 +137,7 @@ def read(text: bytes) -> SavedRun:
         file = parsed(text)
     except FileError as error:
         raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
-    if not isinstance(file, dict):
-        raise FileError("$: not a JSON object")
-    if file.get("schema") != LAYOUT:
-        raise FileError(other_schema(file.get("schema"), LAYOUT))
+    check_schema(file, LAYOUT)
     content = file.get("content")
     if file.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
         raise FileError("$: not the keys schema, sha256 and content")
@@ -154,7 +151,7 @@ def read(text: bytes) -> SavedRun:
     # The text is as it was written: what does not fit now comes from another version.
     try:
         return _checked(converted(content, SavedRun, "$.content"))
-    except (SchemaError, RecursionError) as error:
+    except (FileError, RecursionError) as error:
         raise FileError(f"{error} (written by {content.get('written_by', 'unknown')})") from None
 
 

@@ -28,7 +28,8 @@ from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.result_files import FileError, content
+from pytest_gpumem.records.schema import FileError
+from pytest_gpumem.result_files import content
 from pytest_gpumem.revisions import Ancestry
 
 SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-benchmark

@@ -25,7 +25,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row, selects
-from pytest_gpumem.result_files import Results, load_results
+from pytest_gpumem.result_files import ResultFile, load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
 from pytest_gpumem.units import did_you_mean
 
@@ -135,7 +135,7 @@ def _as_written(test: str, text: str) -> AcceptedChange:
     return change
 
 
-def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
+def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
     """Return by node id what the last run found. Raises `UserError`: nothing."""
     rows, missing = _of_test(test, last)
     changed: dict[str, list[AcceptedChange]] = {}
@@ -152,7 +152,7 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
 
 
 def _of_test(
-    test: str, last: Results, option: str = "", without: str | None = None
+    test: str, last: ResultFile, option: str = "", without: str | None = None
 ) -> tuple[list[Row], list[Omission]]:
     """Return what TEST selects of the last run. Raises `UserError`: nothing.
 
@@ -171,7 +171,7 @@ def _of_test(
     return rows, missing
 
 
-def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results) -> str:
+def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: ResultFile) -> str:
     """Return why nothing of these rows and missing rows can be accepted."""
     failed = any(omission.reason == ITS_TEST_FAILED for omission in missing)
     limits = set[str]()
@@ -189,7 +189,7 @@ def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results
     return f"{last.path} finds it neither slower nor lost: nothing to accept"
 
 
-def _base(last: Results | None, folder: Path) -> str | None:
+def _base(last: ResultFile | None, folder: Path) -> str | None:
     """Return the merge base of the last gate, else HEAD; None without git."""
     base = last.document.settings.get("baseline_of") if last is not None else None
     try:

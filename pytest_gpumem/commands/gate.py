@@ -200,7 +200,7 @@ def _prepare(output: Path) -> None:
 def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     """Write results, report and summary with the verdicts of the gate."""
     from pytest_gpumem.reporting import html, markdown
-    from pytest_gpumem.reporting.conclusion import Place, Run, conclusion_lines
+    from pytest_gpumem.reporting.conclusion import Run, conclusion_lines
     from pytest_gpumem.reporting.github import summarise, workflow_commands
 
     results = gate.results
@@ -227,8 +227,7 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     if note is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        places = {nodeid: Place(*place) for nodeid, place in gate.of_head.places.items()}
-        for line in workflow_commands(run.rows, places):
+        for line in workflow_commands(run.rows, gate.of_head.places):
             click.echo(line)
 
 

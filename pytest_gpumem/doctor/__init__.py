@@ -48,8 +48,8 @@ _UNKNOWN = "the driver does not say"
 
 
 @dataclass(frozen=True)
-class Check:
-    """A check."""
+class Fact:
+    """What this machine has, or lacks."""
 
     name: str
     status: Status
@@ -59,13 +59,13 @@ class Check:
 
 def gpu_checks(
     facts: DeviceFacts | None, reason: str, card: Card | None, unseen: str
-) -> Iterator[Check]:
+) -> Iterator[Fact]:
     """Checks of the GPU: `facts` by CUDA, or None for `reason`; `card` by NVML, or None for
     `unseen`."""
     if facts is None:
         yield _missing_gpu(reason, card)
     else:
-        yield Check("GPU", Status.OK, device_text(facts))
+        yield Fact("GPU", Status.OK, device_text(facts))
         yield from _abilities(facts)
     if card is not None:
         yield _throttling(card)
@@ -73,53 +73,53 @@ def gpu_checks(
     elif facts is not None:
         detail = f"clocks, throttling and other processes cannot be read: {unseen}"
         remedy = "pip install nvidia-ml-py; in a container: NVIDIA_DRIVER_CAPABILITIES=utility"
-        yield Check("state of the GPU", Status.WARNING, detail, remedy)
+        yield Fact("state of the GPU", Status.WARNING, detail, remedy)
 
 
-def _missing_gpu(reason: str, card: Card | None) -> Check:
+def _missing_gpu(reason: str, card: Card | None) -> Fact:
     remedy = "install what the lines below name as missing"
     if card is None:
         remedy = "install the driver; in a container, start it with GPU access (--gpus all)"
     elif card.mig:
         remedy = "name a MIG instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)"
-    return Check("GPU", Status.FAILURE, reason, remedy)
+    return Fact("GPU", Status.FAILURE, reason, remedy)
 
 
-def _abilities(facts: DeviceFacts) -> Iterator[Check]:
+def _abilities(facts: DeviceFacts) -> Iterator[Fact]:
     if facts.mps:
         detail = "a server runs: its other clients disturb every measurement"
         remedy = "stop it while measuring: echo quit | nvidia-cuda-mps-control"
-        yield Check("MPS", Status.WARNING, detail, remedy)
+        yield Fact("MPS", Status.WARNING, detail, remedy)
     if facts.persists:
         most = short_bytes(facts.persisting_l2_max_bytes)
-        yield Check("persisting L2", Status.OK, f"up to {most} can be set aside")
+        yield Fact("persisting L2", Status.OK, f"up to {most} can be set aside")
     else:
         detail = "not on this GPU: tests of persisting_stream skip"
         remedy = "measure it on a whole GPU of compute capability 8.0 or newer"
-        yield Check("persisting L2", Status.WARNING, detail, remedy)
+        yield Fact("persisting L2", Status.WARNING, detail, remedy)
     why = no_migration(facts)
     if why is None:
-        yield Check("managed memory", Status.OK, "pages migrate on demand, prefetch works")
+        yield Fact("managed memory", Status.OK, "pages migrate on demand, prefetch works")
     else:
         remedy = "measure managed memory on bare Linux, on a GPU that can"
-        yield Check("managed memory", Status.WARNING, f"{why}; its tests skip", remedy)
+        yield Fact("managed memory", Status.WARNING, f"{why}; its tests skip", remedy)
 
 
-def _throttling(card: Card) -> Check:
+def _throttling(card: Card) -> Fact:
     if card.throttle_reasons is None:
-        return Check("throttling", Status.OK, _UNKNOWN)
+        return Fact("throttling", Status.OK, _UNKNOWN)
     if not card.throttle_reasons:
-        return Check("throttling", Status.OK, "none")
+        return Fact("throttling", Status.OK, "none")
     detail = f"slowed now by {', '.join(card.throttle_reasons)}"
     remedy = "wait until the GPU is idle and cool; for hw_ reasons check cooling and power supply"
-    return Check("throttling", Status.WARNING, detail, remedy)
+    return Fact("throttling", Status.WARNING, detail, remedy)
 
 
-def _processes(card: Card) -> Check:
+def _processes(card: Card) -> Fact:
     if card.processes is None:
-        return Check("other processes", Status.OK, _UNKNOWN)
+        return Fact("other processes", Status.OK, _UNKNOWN)
     if not card.processes:
-        return Check("other processes", Status.OK, "none")
+        return Fact("other processes", Status.OK, "none")
     names = []
     for process in card.processes:
         details = [process.name or "unknown program"]
@@ -128,33 +128,33 @@ def _processes(card: Card) -> Check:
         names.append(f"pid {process.pid} ({', '.join(details)})")
     detail = f"on the GPU: {', '.join(names)}; rows measured beside them are UNDECIDED"
     remedy = "end them, or measure on another GPU (--gpumem-device=cuda:N)"
-    return Check("other processes", Status.WARNING, detail, remedy)
+    return Fact("other processes", Status.WARNING, detail, remedy)
 
 
-def package_checks(versions: Mapping[str, str]) -> Iterator[Check]:
+def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
     """Checks of the packages that pip installs. `versions`: of those that are installed."""
     cupy = [name for name in CUPY if name in versions]
     listed = ", ".join(f"{name} {versions[name]}" for name in cupy)
     major = ""
     if len(cupy) == 1:
         major = cupy[0].removeprefix("cupy").removeprefix("-cuda").removesuffix("x")
-        yield Check("CuPy", Status.OK, listed)
+        yield Fact("CuPy", Status.OK, listed)
     elif cupy:
         remedy = f"pip uninstall -y {' '.join(cupy)}; {_install('cuda', '')}"
-        yield Check("CuPy", Status.FAILURE, f"{listed} overwrite each other", remedy)
+        yield Fact("CuPy", Status.FAILURE, f"{listed} overwrite each other", remedy)
     else:
         detail = "no GPU can be used without it"
-        yield Check("CuPy", Status.FAILURE, detail, _install("cuda", ""))
+        yield Fact("CuPy", Status.FAILURE, detail, _install("cuda", ""))
     for name, extra, status, lost in PACKAGES:
         version = versions.get(name)
         remedy = _install(extra, major) if extra else f"pip install {name}"
         if version is None:
-            yield Check(name, status, lost, remedy)
+            yield Fact(name, status, lost, remedy)
         elif extra and major and version.partition(".")[0] != major:
             detail = f"{version} is not for CUDA {major}, which CuPy uses"
-            yield Check(name, Status.WARNING, detail, remedy)
+            yield Fact(name, Status.WARNING, detail, remedy)
         else:
-            yield Check(name, Status.OK, version)
+            yield Fact(name, Status.OK, version)
 
 
 def _install(extra: str, major: str) -> str:
@@ -164,7 +164,7 @@ def _install(extra: str, major: str) -> str:
     return f"pip install 'pytest-gpumem[{extra}13]' (driver 580 or newer) or '[{extra}12]'"
 
 
-def tool_checks(environment: Mapping[str, str]) -> Iterator[Check]:
+def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:
     """Nsight's tools, and the permission to read counters."""
     for tool in (tools.NSYS, tools.NCU):
         try:
@@ -172,15 +172,15 @@ def tool_checks(environment: Mapping[str, str]) -> Iterator[Check]:
         except tools.ToolMissing as missing:
             detail, _, remedy = str(missing).partition("; looked on")[0].partition(": ")
             remedy = remedy or f"install {tool.title} ({tool.source})"
-            yield Check(tool.program, Status.WARNING, detail, remedy)
+            yield Fact(tool.program, Status.WARNING, detail, remedy)
             continue
-        yield Check(tool.program, Status.OK, str(path))
+        yield Fact(tool.program, Status.OK, str(path))
     restricted = re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE)
     if restricted:
         remedy = (
             f"load the module with NVreg_RestrictProfilingToAdminUsers=0: {tools.COUNTERS_DOCUMENT}"
         )
-        yield Check("counters", Status.WARNING, "for administrators only: ncu fails", remedy)
+        yield Fact("counters", Status.WARNING, "for administrators only: ncu fails", remedy)
 
 
 def _read(path: Path) -> str:
@@ -192,7 +192,7 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    checks: tuple[Check, ...]
+    checks: tuple[Fact, ...]
     summary: str  # what this machine can measure
     device: DeviceFacts | None = None  # the GPU as CUDA describes it; None if none can be used
     card: Card | None = None  # the card as the driver (NVML) describes it; None without an answer
@@ -254,7 +254,7 @@ def _installed() -> dict[str, str]:
     return versions
 
 
-def _summary(facts: DeviceFacts | None, checks: list[Check]) -> str:
+def _summary(facts: DeviceFacts | None, checks: list[Fact]) -> str:
     if facts is None:
         return (
             "Nothing can be measured here: tests run on the simulated device, "

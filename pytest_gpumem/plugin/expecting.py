@@ -148,7 +148,7 @@ class ExpectationFeature(Feature):
         """Write what this session selects, also for other runners, if a gate wants it."""
         if self._writes is None:
             return
-        from pytest_gpumem.reporting.github import place_of
+        from pytest_gpumem.reporting.github import places_of
 
         tests, others, plugins = {}, [], set()
         for nodeid, test in self._tests.items():
@@ -164,10 +164,7 @@ class ExpectationFeature(Feature):
             else:
                 tests[nodeid] = test
         left_out = sorted({*self._no_verdict, *self._modules})
-        places = {}
-        for nodeid, (file, line) in self._session.rows.places.items():
-            place = place_of(self._session.config.rootpath, file, line)
-            places[nodeid] = place.file, place.line
+        places = places_of(self._session.config.rootpath, self._session.rows.places)
         selection = Selection(
             tests,
             tuple(others),

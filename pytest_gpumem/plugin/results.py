@@ -202,9 +202,7 @@ class Results:
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
             from pytest_gpumem.reporting import github
 
-            places = {}
-            for nodeid, (file, number) in session.rows.places.items():
-                places[nodeid] = github.place_of(session.config.rootpath, file, number)
+            places = github.places_of(session.config.rootpath, session.rows.places)
             writer.ensure_newline()
             for line in github.workflow_commands(session.rows, places):
                 writer.write_line(line)

@@ -37,7 +37,15 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
 _T = TypeVar("_T")
 
 
-class SchemaError(ValueError):
+class FileError(ValueError):
+    """A file that cannot be read, or holds something else; without the file's name."""
+
+    def __str__(self) -> str:
+        """Return a single line."""
+        return " ".join(super().__str__().split())
+
+
+class SchemaError(FileError):
     """JSON that is not of this schema, or a record that cannot be written; with a value's path."""
 
 
@@ -60,8 +68,11 @@ def to_plain(record: object, path: str = "$") -> Any:
 
 def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
     """Return the record that `to_plain` wrote."""
-    _refuse_unplain(value, path)
-    return converted(value, kind, path)
+    try:
+        _refuse_unplain(value, path)
+        return converted(value, kind, path)
+    except RecursionError:
+        raise SchemaError(f"{path}: nested too deeply") from None
 
 
 def converted(value: object, kind: type[_T], path: str = "$") -> _T:
@@ -112,25 +123,27 @@ def document(
     }
 
 
-def document_from_json(value: object) -> Document:
+def document_from_json(value: Any, path: str = "$") -> Document:
     """Return the run that `document` wrote."""
-    if not isinstance(value, dict):
-        raise SchemaError("$: not a JSON object")
-    if value.get("schema") != SCHEMA:
-        raise SchemaError(other_schema(value.get("schema"), SCHEMA))
-    run = from_plain(value, Document)
-    if value.get("simulated") is not run.device.simulated:
-        raise SchemaError("$.simulated: contradicts $.device.simulated")
+    check_schema(value, SCHEMA, path)
+    run = from_plain(value, Document, path)
+    written = {"simulated": value.get("simulated")}
     for index, row in enumerate(run.rows):
-        if row.verdict.simulated is not run.device.simulated:
-            raise SchemaError(f"$.rows[{index}].verdict.simulated: contradicts $.device.simulated")
+        written[f"rows[{index}].verdict.simulated"] = row.verdict.simulated
+    for name, simulated in written.items():
+        if simulated is not run.device.simulated:
+            raise SchemaError(f"{path}.{name}: contradicts {path}.device.simulated")
     return run
 
 
-def other_schema(version: object, reads: int) -> str:
-    """Return the error of a file with another version of its layout, or with none."""
-    written = "missing" if version is None else repr(version)
-    return f"$.schema: {written}; this version reads {reads}"
+def check_schema(value: Any, reads: int, path: str = "$") -> None:
+    """Refuse a file with another version of its layout, or with none."""
+    if not isinstance(value, dict):
+        raise SchemaError(f"{path}: not a JSON object")
+    version = value.get("schema")
+    if version != reads:
+        written = "missing" if version is None else repr(version)
+        raise SchemaError(f"{path}.schema: {written}; this version reads {reads}")
 
 
 def _with_derived(record: Record, path: str) -> dict[str, Any]:

@@ -146,14 +146,6 @@ def advice(
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place where a test is defined."""
-
-    file: str  # path with forward slashes, relative to the repository
-    line: int  # from 1 on
-
-
-@dataclass(frozen=True)
 class Run:
     """The rows of a run, and what is known of it besides."""
 

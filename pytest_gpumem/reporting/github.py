@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.conclusion import Place, row_lines
+from pytest_gpumem.reporting.conclusion import row_lines
 from pytest_gpumem.reporting.row import FAILING, FINE, attention, mark, verdict_text, worst_first
 
 MOST = 10  # annotations of each level that GitHub shows of a step; it drops further ones silently
@@ -17,9 +17,9 @@ VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file of the job summary
 LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger file
 
 
-def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
+def workflow_commands(rows: Iterable[Row], places: Mapping[str, tuple[str, int]]) -> list[str]:
     """GitHub's annotations: a line for each row that needs a look, worst first. The last line of a
-    level counts what GitHub does not show. `places`: of the tests, by node id."""
+    level counts what GitHub does not show. `places`: by node id, what `places_of` returned."""
     levels: dict[str, list[Row]] = {"error": [], "warning": []}
     for row in worst_first(rows):
         if attention(row) < FINE:
@@ -35,10 +35,10 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
     return lines
 
 
-def _annotation(level: str, row: Row, place: Place | None) -> str:
+def _annotation(level: str, row: Row, place: tuple[str, int] | None) -> str:
     where = ""
     if place is not None:
-        where = f"file={_property(place.file)},line={place.line},"
+        where = f"file={_property(place[0])},line={place[1]},"
     title = _property(f"gpumem: {verdict_text(row)}{mark(row.verdict.simulated)}")
     text = f"{row.key}: {row.verdict.reason}"
     if attention(row) == FAILING:
@@ -47,12 +47,16 @@ def _annotation(level: str, row: Row, place: Place | None) -> str:
     return f"::{level} {where}title={title}::{_message(text)}"
 
 
-def place_of(root: Path, file: str, line: int) -> Place:
-    """The place of a test within the repository, whose folder GITHUB_WORKSPACE may name."""
-    whole, checkout = Path(os.path.normpath(root / file)), os.environ.get("GITHUB_WORKSPACE")
-    if checkout and whole.is_relative_to(checkout):
-        return Place(whole.relative_to(checkout).as_posix(), line)
-    return Place(Path(file).as_posix(), line)
+def places_of(root: Path, tests: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Files and lines of tests within the repository, whose folder GITHUB_WORKSPACE may name.
+    `tests`: the same below `root`."""
+    checkout, places = os.environ.get("GITHUB_WORKSPACE"), {}
+    for nodeid, (file, line) in tests.items():
+        path, whole = Path(file), Path(os.path.normpath(root / file))
+        if checkout and whole.is_relative_to(checkout):
+            path = whole.relative_to(checkout)
+        places[nodeid] = path.as_posix(), line
+    return places
 
 
 def _message(text: str) -> str:

@@ -34,7 +34,7 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Omission, Row, selects
 from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
-from pytest_gpumem.result_files import Results, load_results
+from pytest_gpumem.result_files import ResultFile, load_results
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import for_a_run, pytest_command, running
@@ -78,7 +78,7 @@ class Gate:
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
     code: int = 0  # pytest's, of the session
-    results: Results | None = None  # of the session; None if it measured nothing
+    results: ResultFile | None = None  # of the session; None if it measured nothing
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
     """Limits that the change loosens and does not accept."""
@@ -177,7 +177,7 @@ class Gate:
 
     # Sentence 3
 
-    def _decide(self, results: Results) -> Conclusion:
+    def _decide(self, results: ResultFile) -> Conclusion:
         document = results.document
         rows: Sequence[Row] = document.rows
         missing: Sequence[Omission] = document.missing

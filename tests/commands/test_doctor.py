@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.doctor import Check, Status, find, gpu_checks, package_checks, tool_checks
+from pytest_gpumem.doctor import Fact, Status, find, gpu_checks, package_checks, tool_checks
 from pytest_gpumem.records.device import Card, CardProcess
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0")
@@ -28,7 +28,7 @@ INSTALLED = {
 }
 
 
-def by_name(checks: object) -> dict[str, Check]:
+def by_name(checks: object) -> dict[str, Fact]:
     return {check.name: check for check in checks}  # type: ignore[attr-defined]
 
 
