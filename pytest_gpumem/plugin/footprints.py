@@ -14,7 +14,7 @@ from pytest_gpumem.plugin.gpu_memory import NO_FIXTURE_SIMULATED, WatchedTest
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Waits
-from pytest_gpumem.settings import SettingsError, merge_limits
+from pytest_gpumem.settings import SettingsError
 
 SIMULATED = "not read: a simulated device calls no driver"  # of waits
 
@@ -27,11 +27,10 @@ class FootprintFeature(Feature):
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._watching = False  # the sources report
-        self._said = False  # why memory is not watched
-        limits = merge_limits(None, None, session.settings, OF_FOOTPRINT)
-        written = []
-        for name, origin in limits.origin.items():
-            written.append(f"{origin}: {name} {getattr(limits, name)}")
+        settings, written = session.settings, []
+        for name in OF_FOOTPRINT:
+            if settings.limits[name] is not None:
+                written.append(f"{settings.origins[name]}: {name} {settings.limits[name]}")
         if written and session.facts.simulated:
             verb = "limits" if len(written) == 1 else "limit"
             session.remark(
@@ -51,7 +50,8 @@ class FootprintFeature(Feature):
                 if watched.watches or watched.reads_waits:
                     state.watched = watched
                 if watched.trouble is not None:
-                    self._say_once(f"not watched from {item.nodeid} on: {watched.trouble}")
+                    why = f"not watched from {item.nodeid} on: {watched.trouble}"
+                    self._session.remark_first("footprint", why)
         return NOTHING
 
     @contextmanager
@@ -89,12 +89,6 @@ class FootprintFeature(Feature):
         if growth:
             fixturedef.addfinalizer(lambda: footprints.released(growth))
 
-    def _say_once(self, why: str) -> None:
-        """Say at the session's end why memory is not watched: the first reason."""
-        if not self._said:
-            self._session.remark(f"footprint: {why}")
-            self._said = True
-
     def _end(self, item: pytest.Item, watched: WatchedTest) -> None:
         """Complete the rows of a test with what it keeps. Raises its failure by that."""
         from pytest_gpumem.plugin.judging import judge_the_end
@@ -113,7 +107,8 @@ class FootprintFeature(Feature):
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
         elif watched.shown and not footprint.driver_watched:
             unseen = "; ".join(footprint.not_watched)
-            self._say_once(f"not all is watched from {item.nodeid} on: {unseen}")
+            why = f"not all is watched from {item.nodeid} on: {unseen}"
+            self._session.remark_first("footprint", why)
         judge_the_end(item, watched, footprint)
 
 
@@ -124,7 +119,6 @@ class WaitFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._said = session.facts.simulated
         if session.settings.waits and session.facts.simulated:
             session.remark(f"waits: {SIMULATED}")
 
@@ -142,9 +136,8 @@ class WaitFeature(Feature):
             counter.start()
         except NotCounted as why:
             watched.waits = Waits(not_read=str(why))
-            if not self._said:
-                session.remark(f"waits: {why}, from {item.nodeid} on")
-                self._said = True
+            if counter is not None:
+                session.remark_first("waits", f"{why}, from {item.nodeid} on")
             yield
             return
         watched.counter = counter

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.plugin.marks import measures
+from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
@@ -39,7 +39,8 @@ class RepeatFeature(Feature):
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
         runs = not session.config.option.collectonly and not session.testsfailed
-        if runs and any(measures(item) for item in session.items):
+        # Each fixture of ours depends on `request`, by which a test could also get one.
+        if runs and any(uses(item, "request") for item in session.items):
             try:
                 self._run_processes()
             except RunError as failed:
