@@ -343,7 +343,7 @@ class GpuBenchmark:
         test = self._test
         test.check_unjudged()
         if label is not None:
-            check_label(f"label={label!r}", label, test.measurements, test.item, test.session)
+            check_label(f"label={label!r}", label, test.measurements, test.item)
         elif "" in test.measurements:
             raise BadCall(
                 "this test measures a second time without label=; pass a different label= to each, "

@@ -251,9 +251,7 @@ def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
 # The fixture
 
 
-def check_label(
-    call: str, label: object, used: Iterable[str], item: pytest.Item, session: GpuSession
-) -> None:
+def check_label(call: str, label: object, used: Iterable[str], item: pytest.Item) -> None:
     """Raise `BadCall`: the label is no short text, or names another part, or another test."""
     from pytest_gpumem.measuring.bound import BadCall
 
@@ -261,7 +259,7 @@ def check_label(
         raise BadCall(
             f"{call}: a label is a short text that tells this part from others of the same test"
         )
-    if label in used or key_of(item.nodeid, label) in session.tests:
+    if label in used or key_of(item.nodeid, label) in item.config.stash[SESSION].tests:
         raise BadCall(f"{call}: the label is used already; choose another one")
 
 
@@ -330,12 +328,11 @@ class GpuMemory:
 
         __tracebackhide__ = True
         item = self._item
-        session: GpuSession = item.config.stash[SESSION]
         watched: WatchedTest | None = state_of(item).watched
-        if watched is None or session.settings.footprint == "off":
+        if watched is None or watched.session.settings.footprint == "off":
             raise BadCall("gpu_memory.watch(): memory is not watched: --gpumem-footprint=off")
         labels = [part[0] for part in watched.parts]
-        check_label(f"gpu_memory.watch({label!r})", label, labels, item, session)
+        check_label(f"gpu_memory.watch({label!r})", label, labels, item)
         for name in limits:
             if name not in OF_FOOTPRINT:
                 raise BadCall(

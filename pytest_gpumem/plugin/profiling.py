@@ -8,7 +8,6 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -51,15 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if dropped:
             config.hook.pytest_deselected(items=dropped)
     if config.option.gpumem_ranges_file is not None:
-        _write_ranges(Path(config.option.gpumem_ranges_file), items)
-
-
-def _write_ranges(file: Path, items: Sequence[pytest.Item]) -> None:
-    names = Names(item.nodeid for item in items)
-    ranges = []
-    for item in items:
-        managed = uses(item, "managed_buffer") or uses(item, "prefetched_buffer")
-        ranges.append(
-            {"nodeid": item.nodeid, "name": names.unique(item.nodeid), "managed": managed}
-        )
-    write_whole(file, json.dumps(ranges))
+        names = Names(item.nodeid for item in items)
+        ranges = []
+        for item in items:
+            managed = uses(item, "managed_buffer") or uses(item, "prefetched_buffer")
+            name = names.unique(item.nodeid)
+            ranges.append({"nodeid": item.nodeid, "name": name, "managed": managed})
+        write_whole(Path(config.option.gpumem_ranges_file), json.dumps(ranges))
