@@ -41,13 +41,10 @@ SERVER.set_forkserver_preload(
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping")]
     + [
         f"pytest_gpumem.reporting.{name}"
-        for name in ("summary", "table", "html", "markdown", "concerns")
+        for name in ("conclusion", "details", "table", "html", "markdown")
     ]
     + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.processes")]
-    + [
-        f"pytest_gpumem.plugin.{name}"
-        for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")
-    ]
+    + [f"pytest_gpumem.plugin.{name}" for name in ("start", "repeating", "gpu_benchmark")]
 )
 if not getattr(
     multiprocessing.current_process(), "_inheriting", False

@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
-from pytest_gpumem.judging.finding import unjudged
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
 from pytest_gpumem.plugin.marks import (
@@ -215,7 +214,7 @@ def _let_go(item: pytest.Item) -> None:
 
 def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) -> list[Row]:
     """The rows of a test with its footprint and those of its parts."""
-    session, nodeid = watched.session, watched.item.nodeid
+    session = watched.session
     by_label = {row.label: row for row in rows}
     if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
         watched.waits = None
@@ -229,9 +228,7 @@ def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) ->
             continue  # nothing was read, and nothing is judged by it
         row = by_label.get(label)
         if row is None:
-            verdict = unjudged(simulated=session.facts.simulated)
-            range_name = session.names.unique(nodeid)
-            row = Row(nodeid, limits, verdict, label=label, range_name=range_name)
+            row = session.new_row(watched.item.nodeid, limits, label)
         else:
             row = replace(row, limits=both_limits(row.limits, limits))
         by_label[label] = replace(row, footprint=with_further(seen, row.key, further))

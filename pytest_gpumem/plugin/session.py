@@ -26,7 +26,7 @@ from pytest_gpumem.devices.protocol import (
     HoldExpired,
 )
 from pytest_gpumem.judging.expectations import Selection, stricter_limits
-from pytest_gpumem.judging.finding import with_verdict
+from pytest_gpumem.judging.finding import unjudged, with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.marks import keywords_of
@@ -125,6 +125,11 @@ class GpuSession:
         self.destroyed = False  # a context of ours, by a reset
         self.why_unrun = ""  # why no later test runs on the device
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
+
+    def new_row(self, nodeid: str, limits: Limits, label: str = "") -> Row:
+        """A row before any finding."""
+        verdict = unjudged(simulated=self.facts.simulated)
+        return Row(nodeid, limits, verdict, label=label, range_name=self.names.unique(nodeid))
 
     def remark(self, *lines: str) -> None:
         self.remarks.extend(lines)

@@ -21,7 +21,6 @@ for name in (
     "profiling",
     "gpu_benchmark",
     "gpu_memory",
-    "judging",
 ):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
 for name in (
