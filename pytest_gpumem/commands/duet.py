@@ -35,7 +35,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
-from pytest_gpumem.reporting.differences import describe
+from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.units import format_time
 

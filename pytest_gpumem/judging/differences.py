@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.limits import STEPS
-from pytest_gpumem.records import arguments
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import (
     CPU_FAULTS,
@@ -26,7 +25,15 @@ from pytest_gpumem.records.row import (
     Difference,
     Row,
 )
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same
+from pytest_gpumem.records.what_ran import (
+    WORD,
+    Step,
+    StepKind,
+    WhatRan,
+    argument_words,
+    hidden,
+    ran_the_same,
+)
 from pytest_gpumem.units import short_bytes
 
 MOST = 12  # differences that are kept of a row
@@ -146,14 +153,14 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
-        old, new = before.split(), arguments.hidden(after, before).split()
+        old, new = before.split(), hidden(after, before).split()
         if old != new and (len(old) <= 2 or len(old) != len(new)):
-            yield f"argument {number}", arguments.in_words(old), arguments.in_words(new)
+            yield f"argument {number}", argument_words(old), argument_words(new)
             continue
         for index, (word, other) in enumerate(zip(old, new, strict=True)):
             if word != other:
-                place = f"argument {number}, byte {arguments.WORD * index}"
-                yield place, arguments.in_words([word]), arguments.in_words([other])
+                place = f"argument {number}, byte {WORD * index}"
+                yield place, argument_words([word]), argument_words([other])
 
 
 def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:

@@ -12,7 +12,7 @@ from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, Kernel, Launch
 from pytest_gpumem.outcomes import NoAnswer
-from pytest_gpumem.reporting.differences import describe
+from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.runs import RunError, child
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn, environment_of
 from pytest_gpumem.runs.worktree import Side, moved_word, two_sides

@@ -30,8 +30,8 @@ from pytest_gpumem.records.row import Difference, LimitResult, Row, key_of
 from pytest_gpumem.records.schema import row_from_json, row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.details import failure_text
-from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import figures, properties
+from pytest_gpumem.reporting.row import why_lines
 from pytest_gpumem.reporting.terminal import columns
 
 if TYPE_CHECKING:

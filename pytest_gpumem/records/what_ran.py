@@ -4,7 +4,7 @@ records."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -12,10 +12,14 @@ import msgspec
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from pytest_gpumem.records import arguments
 from pytest_gpumem.records.record import Bytes, Count, Record
 
 _DIGEST_BYTES = 8
+WORD = 4
+POINTER = 8
+LEAST_ADDRESS = 2**32
+"""With unified virtual addressing a 64-bit process has no memory of CUDA below."""
+_LEFT_OUT = "?"
 
 
 class StepKind(str, Enum):
@@ -27,7 +31,8 @@ class StepKind(str, Enum):
     SYNCHRONISATION = "synchronisation"  # The host waits: for the device, a stream or an event
 
 
-Argument = Annotated[str, Meta(pattern=arguments.PATTERN, max_length=2**17)]
+PATTERN = r"^[0-9a-z?-]{1,9}( [0-9a-z?-]{1,9})*$"
+Argument = Annotated[str, Meta(pattern=PATTERN, max_length=2**17)]
 """An argument of a kernel by words of four bytes, the lowest first: hexadecimal numbers, `?` for a
 word that differs between unchanged launches, and for a pointer its kind of memory and `-`."""
 
@@ -166,7 +171,7 @@ def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
 
 
 def _with_arguments(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:
-    """`record` with each argument as `arguments.hidden` by that of `other`."""
+    """`record` with each argument as `hidden` by that of `other`."""
     if record.digest in (None, other.digest) or len(record.order) != len(other.order):
         return record
     launch = []
@@ -175,8 +180,52 @@ def _with_arguments(record: WhatRan, other: WhatRan, *, differing: bool = False)
         if len(mine) == len(its) > 0:
             left = []
             for pair in zip(mine, its, strict=True):
-                left.append(arguments.hidden(*pair, differing=differing))
+                left.append(hidden(*pair, differing=differing))
             launch.append(replace(step, arguments=tuple(left)))
         else:
             launch.append(step)
     return what_ran(launch, record.state)
+
+
+# Arguments as text
+
+
+def argument_text(value: bytes, offset: int, memory: Callable[[int], str | None]) -> str:
+    """Return the text of an argument with the bytes `value`, as `Argument` says, so that unchanged
+    code gives equal text.
+
+    `offset`: of its first byte in the kernel's parameters; pointers are aligned there.
+    `memory`: the kind of memory at an address; None where there is none of CUDA.
+    """
+    words = []
+    at = 0
+    while at < len(value):
+        if (offset + at) % POINTER == 0 and at + POINTER <= len(value):
+            address = int.from_bytes(value[at : at + POINTER], "little")
+            kind = memory(address) if address >= LEAST_ADDRESS else None
+            if kind is not None:
+                words += [kind, "-"]
+                at += POINTER
+                continue
+        words.append(f"{int.from_bytes(value[at : at + WORD], 'little'):x}")
+        at += WORD
+    return " ".join(words)
+
+
+def hidden(first: str, second: str, *, differing: bool = False) -> str:
+    """Return the first text without the words that the second leaves out or, if `differing`,
+    has other values of. Texts of different sizes stay whole."""
+    words, others = first.split(), second.split()
+    if len(words) != len(others):
+        return first
+    for index, other in enumerate(others):
+        if other == _LEFT_OUT or (differing and words[index] != other):
+            words[index] = _LEFT_OUT
+    return " ".join(words)
+
+
+def argument_words(words: Sequence[str]) -> str:
+    """Return some words of a text for a reader: a number in decimal, or a kind of memory."""
+    if all(set(word) <= set("0123456789abcdef") for word in words):
+        return str(int("".join(word.zfill(2 * WORD) for word in reversed(words)), 16))
+    return " ".join(word for word in words if word != "-")

@@ -13,8 +13,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Omission, Past, Row, did_not_run
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.differences import why_lines
-from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, worst_first
+from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, why_lines, worst_first
 from pytest_gpumem.reporting.table import remedies
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs

@@ -16,8 +16,7 @@ from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging
-from pytest_gpumem.reporting.differences import why_lines
-from pytest_gpumem.reporting.row import base_of, broken_limits, change_of, mark
+from pytest_gpumem.reporting.row import base_of, broken_limits, change_of, mark, why_lines
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes

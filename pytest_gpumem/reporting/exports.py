@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.differences import why_lines
-from pytest_gpumem.reporting.row import EXACT, exact_figures
+from pytest_gpumem.reporting.row import EXACT, exact_figures, why_lines
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.conclusion import Run

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import change
 from pytest_gpumem.judging.regression import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import (
+    CPU_FAULTS,
+    DECLARED,
+    FURTHER,
+    GPU_FAULTS,
+    MIGRATED,
+    ORDER,
+    Difference,
+    Row,
+    Value,
+)
 from pytest_gpumem.records.what_ran import StepKind
-from pytest_gpumem.units import format_rate, format_time, short_bytes
+from pytest_gpumem.units import format_rate, format_time, short_bytes, sizes
 
 EXACT = (
     *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations"),
@@ -212,3 +223,75 @@ def broken_limits(row: Row) -> list[str]:
             lines.append(f"latency {now}, was {was}: {change(delta or 0.0)}, {limit}")
         lines.append(result.reason)
     return [line for line in lines if line] or [row.verdict.reason]
+
+
+# Differences
+
+_OF_BYTES = (DECLARED, MIGRATED, "shared", "dynamic_shared", "local", "nbytes")
+"""Kinds, and fields of a step, whose values are bytes."""
+_WORDS = {
+    "shared": "static shared memory",
+    "dynamic_shared": "dynamic shared memory",
+    "local": "local memory of a thread",
+    "nbytes": "size",
+    "source": "reads",
+    "window": "access-policy window",
+}
+
+
+def why_lines(row: Row) -> list[str]:
+    """A sentence for each difference of a row."""
+    return [describe(difference) for difference in row.differences]
+
+
+def describe(difference: Difference) -> str:
+    """One difference as a sentence: "kernel triad: block 256 → 128"."""
+    kind, field, was, now = difference.kind, difference.field, difference.was, difference.now
+    if kind == ORDER:
+        return "the same steps in another order"
+    if kind == FURTHER:
+        return f"{now} {kind}"
+    if kind in (GPU_FAULTS, CPU_FAULTS) and was == 0:
+        return f"{now} {kind} where there were none"
+    subject = f"{kind} {difference.name}".rstrip()
+    if difference.times > 1:
+        subject = f"{difference.times} × {subject}"
+    if field == "code":
+        # The reference that a simulated device runs has no machine code.
+        if difference.name == "reference":
+            return "reference: other source"
+        return f"{subject}: its module changed"
+    if not field and (was is None or now is None):
+        value = was or now
+        what = "removed" if now is None else "added"
+        return f"{subject} {what} ({value})" if value else f"{subject} {what}"
+    values = " → ".join(_values(difference))
+    if field.startswith("argument"):
+        return f"{subject}: {field}: {values}"
+    if field:
+        return f"{subject}: {_WORDS.get(field, field)} {values}"
+    if difference.name:
+        return f"{subject}: {values}"
+    return f"{subject} {values}"
+
+
+def _values(difference: Difference) -> tuple[str, ...]:
+    was, now = difference.was, difference.now
+    of_bytes = (difference.field or difference.kind) in _OF_BYTES
+    if of_bytes and isinstance(was, int) and isinstance(now, int):
+        return sizes(was, now)
+    return _value(was, difference.field, of_bytes), _value(now, difference.field, of_bytes)
+
+
+def _value(value: Value, field: str, of_bytes: bool) -> str:
+    if value is None and field == "window":
+        return "none"
+    if value is None:
+        return "unknown"
+    if isinstance(value, tuple):
+        return shape(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if of_bytes and isinstance(value, int):
+        return short_bytes(value)
+    return str(value)

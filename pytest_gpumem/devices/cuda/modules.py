@@ -26,7 +26,7 @@ from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.arguments import text
+from pytest_gpumem.records.what_ran import argument_text
 
 _LOADS = (
     "cuModuleLoad",
@@ -305,7 +305,7 @@ def _kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> Kern
     addresses = words(pointers, len(layout)) if layout else ()
     arguments = []
     for address, (offset, size) in zip(addresses, layout, strict=True):
-        arguments.append(text(ctypes.string_at(address, size), offset, _memory_at))
+        arguments.append(argument_text(ctypes.string_at(address, size), offset, _memory_at))
     return Kernel(name, function, tuple(arguments))
 
 

@@ -39,11 +39,10 @@ from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Timeline, Work
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
-from pytest_gpumem.records.arguments import text
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, argument_text, what_ran
 
 
 class _Ready(NamedTuple):
@@ -85,7 +84,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             if item in launch.arrays:
                 arguments.append(f"{memory_name(launch.arrays[str(item)])} -")
             else:
-                arguments.append(text(packed.tobytes(), 0, lambda _: None))
+                arguments.append(argument_text(packed.tobytes(), 0, lambda _: None))
         touched = [(access, launch.arrays[access.argument]) for access in kernel.accesses(call)]
         chain = cycles = 0.0
         if kernel.accesses_per_launch is not None:

@@ -17,7 +17,7 @@ from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes, W
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Difference, LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
-from pytest_gpumem.reporting.differences import describe
+from pytest_gpumem.reporting.row import describe
 
 KERNEL = Step(
     StepKind.KERNEL,

@@ -9,8 +9,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.records import arguments
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same, together, what_ran
+from pytest_gpumem.records.what_ran import (
+    PATTERN,
+    Step,
+    StepKind,
+    WhatRan,
+    argument_text,
+    hidden,
+    ran_the_same,
+    together,
+    what_ran,
+)
 
 DEVICE, MANAGED = 0x7F3A_0000_0000, 0x7F3B_0000_0000
 
@@ -21,7 +30,7 @@ def memory(address: int) -> str | None:
 
 
 def text(layout: str, *values: Any, offset: int = 0) -> str:
-    return arguments.text(struct.pack(layout, *values), offset, memory)
+    return argument_text(struct.pack(layout, *values), offset, memory)
 
 
 def test_a_pointer_is_told_by_its_memory_and_a_number_by_its_words() -> None:
@@ -34,7 +43,7 @@ def test_a_pointer_is_told_by_its_memory_and_a_number_by_its_words() -> None:
         ("<b", 7, "7"),
     ]:
         assert text(layout, value) == expected, (layout, value, expected)
-        assert re.search(arguments.PATTERN, expected), (layout, value, expected)
+        assert re.search(PATTERN, expected), (layout, value, expected)
 
 
 def test_pointers_of_a_struct_lie_where_they_are_aligned() -> None:
@@ -50,15 +59,15 @@ BLOCKS = st.integers(1, 40).flatmap(
 
 @given(BLOCKS)
 def test_words_that_differ_are_left_out_and_no_others(blocks: tuple[bytes, bytes]) -> None:
-    one, other = (arguments.text(block, 0, lambda _: None) for block in blocks)
+    one, other = (argument_text(block, 0, lambda _: None) for block in blocks)
     assert (one == other) is (blocks[0] == blocks[1])
-    common = arguments.hidden(one, other, differing=True)
-    assert common == arguments.hidden(other, one, differing=True)
+    common = hidden(one, other, differing=True)
+    assert common == hidden(other, one, differing=True)
     words = [[block[at : at + 4] for at in range(0, len(block), 4)] for block in blocks]
     differing = [first != second for first, second in zip(*words, strict=True)]
     assert [word == "?" for word in common.split()] == differing
-    assert arguments.hidden(one, common) == arguments.hidden(other, common) == common
-    assert re.search(arguments.PATTERN, common)
+    assert hidden(one, common) == hidden(other, common) == common
+    assert re.search(PATTERN, common)
 
 
 def launch(*texts: str, code: str = "a") -> WhatRan:
