@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -21,7 +22,14 @@ from pytest_gpumem.records.row import (
     Row,
     Verdict,
 )
-from pytest_gpumem.reporting.conclusion import Conclusion, advice, conclusion_lines
+from pytest_gpumem.reporting.conclusion import (
+    Conclusion,
+    Run,
+    advice,
+    conclusion_lines,
+    failing_text,
+    run_lines,
+)
 from pytest_gpumem.reporting.details import conditions_text
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import table
@@ -131,6 +139,24 @@ def test_what_leaves_rows_open_is_said_once_with_what_decides(
     ) in text
     saved = table(rows, facts, width=200, colour=False, saved=True)
     assert "NEW t.py::test_old: driver 580 -> 590\n" in saved
+
+
+def test_notes_and_why_rows_have_no_share_of_the_peak_are_said_once(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    rows = [make_row(f"t.py::{name}", mode="hot", notes=("it waits",)) for name in "ab"]
+    *_, note, why, _ = table(rows, facts, width=200, colour=False).splitlines()
+    assert note == "note: t.py::a and 1 more: it waits"
+    assert why.startswith("no % of peak: t.py::a and 1 more: ")
+
+
+def test_remarks_follow_what_a_run_decides(facts: DeviceFacts, make_row: MakeRow) -> None:
+    run = Run([failing(make_row), make_row("t.py::b")], facts, {}, remarks=["a duet decides 1 row"])
+    assert run_lines(run, 100)[-1] == "a duet decides 1 row"
+    ending = Conclusion(Exit.FAILED, [failing_text(run.rows[:1], run.rows)], run.rows)
+    assert (
+        run_lines(dataclasses.replace(run, conclusion=ending), 100)[0] == "red: 1 of 2 rows fails"
+    )
 
 
 def test_the_worst_is_first(make_row: MakeRow) -> None:
