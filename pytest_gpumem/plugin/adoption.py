@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -305,16 +305,12 @@ def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int
     if state_of(item).watched is not None or session.settings.footprint == "off":
         return None
     footprints = session.footprints
-    try:
+    with suppress(*TROUBLE), ExitStack() as stack:
+        stack.callback(footprints.stop)
         footprints.start(driver=False)
-        try:
-            call.prepare()
-            with closing(footprints.watch()) as watch:
-                call()
-                session.device.streams.synchronize()
-                footprint = watch.read()
-        finally:
-            footprints.stop()
-    except TROUBLE:
-        return None
-    return footprint.peak if footprint.watched else None
+        call.prepare()
+        with closing(footprints.watch()) as watch:
+            call()
+            session.device.streams.synchronize()
+            return watch.read().peak
+    return None

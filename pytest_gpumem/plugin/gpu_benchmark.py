@@ -7,7 +7,7 @@ import inspect
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +91,12 @@ class GpuTest:
         begun, budget = self.device.now(), settings.budget or math.inf
         if session.ledger is not None:
             budget = min(budget, session.ledger.share(self.item.nodeid))
+        limit: AbstractContextManager[None] = nullcontext()
+        if settings.timeout and not session.ranges.tool_attached():  # which may take much longer
+            deadline: Any = session.config.pluginmanager.getplugin("gpumem-deadline")
+            limit = deadline.limit(self.item, budget + settings.timeout)
         try:
-            with ExitStack() as stack:
-                # A profiler may take much longer.
-                if settings.timeout and not session.ranges.tool_attached():
-                    deadline: Any = session.config.pluginmanager.getplugin("gpumem-deadline")
-                    stack.enter_context(deadline.limit(self.item, budget + settings.timeout))
+            with limit:
                 yield budget
         finally:
             if session.ledger is not None:

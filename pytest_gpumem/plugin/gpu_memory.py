@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
-from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
+from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -39,8 +39,6 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from pytest_gpumem.limits import FootprintKeywords
 
 T = TypeVar("T")
 TROUBLE = (DeviceError, RuntimeError)

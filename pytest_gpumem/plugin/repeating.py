@@ -76,17 +76,15 @@ class RepeatFeature(Feature):
 
     def _check(self, process: ProcessRecord) -> None:
         """Raise `RunError` if a process measured nothing, or on another device."""
+        device, key, name = process.device, self._session.facts.key, process.name
         reported = process.error and (process.texts or process.finished)
-        if process.device is None and not reported:
-            why = (
-                process.error or process.failed_as_a_whole or "no test of it reached a measurement"
-            )
-            raise RunError(f"{process.name} measured nothing: {why}")
-        if process.device is not None and process.device.key != self._session.facts.key:
+        if device is None and not reported:
+            why = process.error or process.failed_as_a_whole
             raise RunError(
-                f"{process.name} measured on {process.device.key}, this one is on "
-                f"{self._session.facts.key}"
+                f"{name} measured nothing: {why or 'no test of it reached a measurement'}"
             )
+        if device is not None and device.key != key:
+            raise RunError(f"{name} measured on {device.key}, this one is on {key}")
 
     def _announce(self) -> None:
         """Say how many processes have measured."""
