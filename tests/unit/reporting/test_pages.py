@@ -62,9 +62,9 @@ class Read(HTMLParser):
 def rows(make_row: MakeRow) -> list[Row]:
     slow = make_row("t.py::test_slow", Outcome.FAIL, reason="slower: +12 %", comparison=SLOWER)
     sizes = []
-    for size in (1, 10, 2):
+    for size, half in ((1, None), (10, 1e-5), (2, 1e-6)):
         nodeid = f"t.py::test_size[{size} MiB]"
-        sizes.append(make_row(nodeid, placements=((size * 1e-4,),), half_width=None))
+        sizes.append(make_row(nodeid, placements=((size * 1e-4,),), half_width=half))
     return [make_row("t.py::test_fine"), *sizes, replace(slow, failed=True)]
 
 
@@ -96,6 +96,7 @@ def test_parametrised_tests_and_saved_runs_have_a_chart(
     # Over the number, not in the order of the rows.
     tips = re.findall(r"<title>(\d+ MiB): ", chart)
     assert tips == ["1 MiB", "2 MiB", "10 MiB"]
+    assert chart.count('<path class="s0"') == 2  # of the intervals that are known
     assert "2 saved runs and this run" in text
     assert "<title>2026-11-20 abcdef0: 200.0 us</title>" in text
 
