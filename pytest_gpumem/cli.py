@@ -22,7 +22,6 @@ from pytest_gpumem.commands.profile import profile
 from pytest_gpumem.commands.report import report
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
@@ -89,7 +88,7 @@ class _Commands(click.Group):
                 message += "."
             click.echo(f"gpumem: {message} Try '{path} --help'.", err=True)
             sys.exit(Exit.USAGE)
-        except (UserError, QuantityError, RevisionError, NoAnswer) as error:
+        except (UserError, QuantityError, NoAnswer) as error:
             click.echo(f"gpumem: {_in_one_line(str(error))}", err=True)
             sys.exit(Exit.NO_VERDICT if isinstance(error, NoAnswer) else Exit.USAGE)
         except _NobodyReads:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpumem.outcomes import UserError
+
 DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _OF_A_HOOK = re.compile(
@@ -19,7 +21,7 @@ _OF_A_HOOK = re.compile(
 _SECONDS = 60  # time-out of a git call
 
 
-class RevisionError(Exception):
+class RevisionError(UserError):
     """The revision cannot be used, or git cannot run; the message has a single line."""
 
 

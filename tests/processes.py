@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from committing import commit
 from known_devices import H100
 from measurements import measurement
 
@@ -13,7 +17,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
-from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.runs.worktree import Side, working_tree
 
 SETTINGS = {
     "device": "cuda",
@@ -101,6 +105,20 @@ class Players(Processes):
         return process(turn, kept, attempt, pid=len(self.played))
 
 
-def sides(identity: str = "") -> dict[str, Side]:
-    """Two sides that nothing is read of. `identity`: of a folder in no repository it is empty."""
-    return {name: Side(name, identity, Path("/"), Path("/"), "python") for name in (BASE, HEAD)}
+_FOLDER = TemporaryDirectory(prefix="gpumem-sides-")
+
+
+@cache
+def _repository() -> Path:
+    folder = Path(_FOLDER.name)
+    (folder / "a.py").write_text("")
+    commit(folder)
+    return folder
+
+
+def sides(identity: str | None = None) -> dict[str, Side]:
+    """Two sides with the files of a repository. `identity`: of another state."""
+    side = working_tree(_repository())
+    if identity is not None:
+        side = replace(side, identity=identity)
+    return {BASE: replace(side, title=BASE), HEAD: replace(side, title=HEAD)}

@@ -14,8 +14,8 @@ from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, Kernel, Launch
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.runs import RunError, child
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn, environment_of
-from pytest_gpumem.runs.worktree import Side, moved_word, two_sides
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn
+from pytest_gpumem.runs.worktree import Side, environment_of, moved_word, two_sides
 
 MARGIN = 0.05  # counters that differ by less are no difference
 
@@ -91,7 +91,7 @@ def _count(
         selected = [moved_word(test, side, head)]
         command = child.pytest_command(words, tests=selected, python=side.python)
         other = head if side is sides[BASE] else sides[BASE]
-        variables = environment_of(side, [other], environment)
+        variables = environment_of(side, [other], child.for_a_part(environment))
         echo(f"gpumem: {name} ({side.title})")
         try:
             counts.append(under_tool(command, variables, echo, folder=side.folder))

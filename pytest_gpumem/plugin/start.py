@@ -36,7 +36,6 @@ from pytest_gpumem.plugin.workers import (
     prepare,
 )
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.settings import BASELINE_OF, Settings
 from pytest_gpumem.units import did_you_mean
 
@@ -66,7 +65,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         unwritable = session.store.unwritable() if saves else None
         if unwritable is not None:
             raise UserError(f"{settings.origins['save']}: {unwritable}")
-    except (UserError, LockUnusable, RevisionError) as error:
+    except (UserError, LockUnusable) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     config.stash[SESSION] = session
     config.add_cleanup(session.close)

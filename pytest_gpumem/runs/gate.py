@@ -28,7 +28,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome
+from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Omission, Row, selects
@@ -246,7 +246,7 @@ class Gate:
                 with revision_side(revision, Path.cwd(), title, name=title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)
                     oldest = self.play(side, wanted, "creep")
-            except RunError as error:
+            except UserError as error:
                 of_oldest: dict[str, DuetRow | str] = dict.fromkeys(of_rows, str(error))
             else:
                 of_oldest = {duet_row.key: duet_row for duet_row in oldest.rows}

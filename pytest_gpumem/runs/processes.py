@@ -21,15 +21,9 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document_from_json
-from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import ForkServer, ending, for_a_part
-from pytest_gpumem.runs.worktree import (
-    LAST_CHARACTERS,
-    Side,
-    moved_word,
-    python_path,
-)
+from pytest_gpumem.runs.worktree import LAST_CHARACTERS, Side, environment_of, moved_word
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"
@@ -205,7 +199,8 @@ class Processes:
             "foreign": [str(other.root) for other in others],
             "arguments": ["--gpumem", *arguments],
         }
-        environment = environment_of(side, others, self._environment, evidence=self._evidence)
+        variables = for_a_part(self._environment, evidence=self._evidence)
+        environment = environment_of(side, others, variables)
         # PyTorch then counts GPUs without CUDA, as `torch.cuda.is_available` of a test file does.
         environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         # Unbuffered: what a process printed before it crashed is its last words.
@@ -248,17 +243,6 @@ def _errors(output: str) -> str:
             error = line.removeprefix("E  ").strip()
             errors.append(error.removeprefix("pytest.main(): error: "))
     return " | ".join((errors or lines)[-3:]) or "it printed nothing"
-
-
-def environment_of(
-    side: Side, others: Sequence[Side], environment: Mapping[str, str], *, evidence: bool = False
-) -> dict[str, str]:
-    """Return variables of a process that measures a side and sees no other one."""
-    variables = for_a_part(environment, evidence=evidence)
-    path = python_path(environment, side, others)
-    if path is not None:
-        variables["PYTHONPATH"] = path
-    return of_no_hook(variables) if others else variables
 
 
 def with_medians(row: Row) -> Row:

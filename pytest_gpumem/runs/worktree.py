@@ -1,8 +1,6 @@
 """The two sides of a duet: where their tests run, and by which interpreter.
 
-Base is a git revision, in a worktree that is removed at the end. Head is the working tree. Both run
-in this environment, unless the caller names the interpreter of another one for base. In this one,
-modules of the worktree come before installed ones, which are those of head.
+Base is a git revision, in a worktree that is removed at the end, and head the working tree.
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpumem.revisions import RevisionError, git
+from pytest_gpumem.revisions import RevisionError, git, of_no_hook
 from pytest_gpumem.runs import RunError
 
 PREFIX = "gpumem-duet-"  # of the names of temporary folders
@@ -49,7 +47,7 @@ def two_sides(base: str, here: Path, *, python: str | None = None) -> Iterator[t
 
     `base`: a git revision of the project around `here`, the folder of the call.
     `python`: the interpreter of base; None: this one.
-    Raises `RunError`: a side does not exist or cannot be prepared.
+    Raises `UserError`: a side does not exist or cannot be prepared.
     """
     here = here.resolve()
     commit = commit_of(base, here)
@@ -66,10 +64,9 @@ def revision_side(
     """A commit, ready to run in the folder that is `here` in the working tree.
 
     `name`: of the revision, for errors. `python`: as of `two_sides`.
-    Raises `RunError`: it cannot be prepared.
+    Raises `UserError`: it cannot be prepared.
     """
     top = _top(here)
-    assert top is not None  # its commit was looked up
     below = here.resolve().relative_to(top)
     environment = None if python is None else _environment_of(python)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
@@ -83,41 +80,40 @@ def revision_side(
             python = python or sys.executable
             yield Side(title, commit, folder, tree, python, imports, environment)
         finally:
-            _git_if_any(top, "worktree", "remove", "--force", "--force", str(tree))
+            with suppress(RevisionError):  # it was not made
+                _git(top, "worktree", "remove", "--force", "--force", str(tree))
 
 
 def working_tree(here: Path) -> Side:
-    """The working tree as it is, in this environment."""
+    """The working tree as it is. Raises `RevisionError`: it is not within a repository of git."""
     here = here.resolve()
-    title, identity = _state(here)
-    return Side(title, identity, here, _top(here) or here, sys.executable)
+    top = _top(here)
+    commit = _git(top, "rev-parse", "HEAD").strip()
+    changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
+    digest, dirty = hashlib.sha256(os.fsencode(changes)), bool(changes)
+    for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0"):
+        path = top / name
+        if path.suffix in SOURCES and path.is_file():
+            digest.update(os.fsencode(f"{name}\0") + path.read_bytes() + b"\0")
+            dirty = True
+    title = f"working tree at {commit[:10]}"
+    if dirty:
+        title += ", with uncommitted changes"
+    return Side(title, f"{commit}-{digest.hexdigest()}", here, top, sys.executable)
 
 
 # Git
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """Return what git prints. Raises `RunError`: it fails."""
+    """Return what git prints. Raises `RevisionError`: it fails."""
     # A hook of the project's is no part of a checkout.
     words = ["-c", "core.hooksPath=/dev/null", *arguments]
-    try:
-        return git(folder, words, f"git {arguments[0]}", seconds=None)
-    except RevisionError as error:
-        raise RunError(str(error)) from None
+    return git(folder, words, f"git {arguments[0]}", seconds=None)
 
 
-def _git_if_any(folder: Path, *arguments: str) -> str:
-    """Return what git prints; nothing if it fails."""
-    try:
-        return _git(folder, *arguments)
-    except RunError:
-        return ""
-
-
-def _top(folder: Path) -> Path | None:
-    """The working tree around a folder; None outside a repository."""
-    path = _git_if_any(folder, "rev-parse", "--show-toplevel").rstrip("\n")
-    return Path(path).resolve() if path else None
+def _top(folder: Path) -> Path:
+    return Path(_git(folder, "rev-parse", "--show-toplevel").rstrip("\n")).resolve()
 
 
 def commit_of(base: str, here: Path) -> str:
@@ -125,37 +121,11 @@ def commit_of(base: str, here: Path) -> str:
     accepted = "accepted is a git revision such as main, v1.2 or HEAD~1"
     if not base:
         raise RunError(f"BASE is empty; {accepted}")
-    reason = ""
-    if not base.startswith("-"):
-        commit = _git_if_any(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
-        if commit:
-            return commit.strip()
-        try:
-            _git(here, "rev-parse", "--show-toplevel")
-        except RunError as error:  # such as "detected dubious ownership"
-            reason = f" ({error})"
-    raise RunError(f"BASE {base} is no revision of {here}{reason}; {accepted}")
-
-
-def _state(folder: Path) -> tuple[str, str]:
-    """A tree in words, and its identity: the commit and what differs from it."""
-    top = _top(folder)
-    if top is None:
-        return f"folder {folder}", ""
-    commit, changes = _git_if_any(top, "rev-parse", "--verify", "--quiet", "HEAD").strip(), ""
-    if commit:
-        changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
-    digest = hashlib.sha256(os.fsencode(changes))
-    dirty = bool(changes)
-    for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0"):
-        path = top / name
-        if path.suffix in SOURCES and path.is_file():
-            digest.update(os.fsencode(f"{name}\0") + path.read_bytes() + b"\0")
-            dirty = True
-    title = f"working tree at {commit[:10] or 'no commit'}"
-    if dirty:
-        title += ", with uncommitted changes"
-    return title, f"{commit}-{digest.hexdigest()}"
+    words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"]
+    try:
+        return git(here, words, f"BASE {base} is no revision of {here}").strip()
+    except RevisionError as error:  # with why, such as "detected dubious ownership"
+        raise RunError(f"{error}; {accepted}") from None
 
 
 # Environments
@@ -201,17 +171,18 @@ def moved_word(word: str, side: Side, tree: Side) -> str:
     return f"{option}{equals}{side.root / real.relative_to(tree.root)}"
 
 
-def python_path(environment: Mapping[str, str], side: Side, others: Sequence[Side]) -> str | None:
-    """PYTHONPATH for a side, with entries inside another tree at the same places of the side.
-
-    None for no such variable.
-    """
-    written = environment.get("PYTHONPATH")
+def environment_of(
+    side: Side, others: Sequence[Side], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return variables of a process that measures a side and sees no other one."""
     entries = [str(folder) for folder in side.imports]
-    for entry in (written or "").split(os.pathsep):
+    for entry in environment.get("PYTHONPATH", "").split(os.pathsep):
         moved = entry
         for other in others:
             moved = moved_word(moved, side, other)
         if moved:
             entries.append(moved)
-    return os.pathsep.join(entries) if entries else written
+    variables = of_no_hook(environment) if others else dict(environment)
+    if entries:
+        variables["PYTHONPATH"] = os.pathsep.join(entries)
+    return variables

@@ -16,8 +16,8 @@ from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.worktree import (
     PREFIX,
     Side,
+    environment_of,
     moved_word,
-    python_path,
     two_sides,
     working_tree,
 )
@@ -168,25 +168,26 @@ def test_modules_of_a_worktree_come_before_installed_ones(project: Path) -> None
         assert base.python == head.python == sys.executable
         environment = {**os.environ, "PYTHONPATH": str(project / "src")}
         for side, other, value in ((base, head, "base"), (head, base, "head")):
-            path = python_path(environment, side, [other])
-            assert path is not None
+            variables = environment_of(side, [other], environment)
             done = subprocess.run(
                 [sys.executable, "-c", "import mine; print(mine.VALUE)"],
                 cwd=side.folder,
-                env={**environment, "PYTHONPATH": path},
+                env=variables,
                 capture_output=True,
                 text=True,
             )
             assert done.stdout.strip() == value, done.stderr
-        assert python_path({}, head, [base]) is None
+        assert environment_of(head, [base], {}) == {}
     assert not temporary(project)
 
 
 def test_a_path_of_head_becomes_the_same_place_of_base(project: Path) -> None:
     with two_sides("main", project, python=sys.executable) as (base, head):
         entries = [str(project / "src"), "/elsewhere", "rel"]
-        path = python_path({"PYTHONPATH": os.pathsep.join(entries)}, base, [head])
-        assert path == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
+        variables = environment_of(base, [head], {"PYTHONPATH": os.pathsep.join(entries)})
+        assert variables["PYTHONPATH"] == os.pathsep.join(
+            [str(base.root / "src"), "/elsewhere", "rel"]
+        )
         here = project.resolve()
         moved = moved_word(f"{here}/test_a.py::test[x/y]", base, head)
         assert moved == f"{base.root}/test_a.py::test[x/y]"
