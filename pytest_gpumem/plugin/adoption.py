@@ -56,11 +56,8 @@ def rows_of_table(session: GpuSession) -> list[Row]:
     """The rows of this plugin's table: adopted ones if they have a limit or a reference."""
     rows = []
     for row in session.rows:
-        if (
-            limited(row.limits, LIMITS)
-            or row.nodeid not in session.adopted
-            or session.baseline.past(row)
-        ):
+        adopted = HOST in row.extra
+        if not adopted or limited(row.limits, LIMITS) or session.baseline.past(row):
             rows.append(row)
     return rows
 
@@ -78,11 +75,10 @@ class AdoptionFeature(Feature):
         workers.carry("adoption", self._seen, self._take)
 
     def _seen(self) -> list[Any]:
-        return [sorted(self._session.adopted), sorted(self._session.without_gpu), self._reasons]
+        return [sorted(self._session.without_gpu), self._reasons]
 
     def _take(self, seen: list[Any]) -> None:
-        adopted, without_gpu, reasons = seen
-        self._session.adopted.update(adopted)
+        without_gpu, reasons = seen
         self._session.without_gpu.update(without_gpu)
         for reason, nodeids in reasons.items():
             self._reasons.setdefault(reason, []).extend(nodeids)
@@ -255,7 +251,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         make = partial(make, restore=call.prepare)
     try:
         with closing(call):
-            benchmark = GpuBenchmark(test, fixture, adopted=True)
+            benchmark = GpuBenchmark(test, fixture)
             benchmark.measure(make, mode=keywords.get("mode") or "hot")
             measurement, limits = test.measurements[""]
             if measurement.work_seen is False:
@@ -274,7 +270,6 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
     test.measurements[""] = measurement, limits
     if fixture.stats is not None:
         test.extra[""][HOST] = float(fixture.stats.stats.median)
-        session.adopted.add(item.nodeid)
     if peak is not None and test.entries is not None:
         test.entries.further["peak_bytes"] = peak
 

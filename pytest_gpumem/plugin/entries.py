@@ -21,6 +21,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.reporting.row import HOST
 from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`
@@ -37,11 +38,10 @@ def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
 
 
 class Entries:
-    def __init__(self, benchmark: object, *, adopted: bool = False) -> None:
-        """`benchmark`: the test's fixture. `adopted`: it has measured the same call itself."""
+    def __init__(self, benchmark: object) -> None:
+        """`benchmark`: the test's fixture."""
         # Another plugin's fixture of that name (CodSpeed's) is left alone.
         self._fixture = benchmark if is_pytest_benchmarks(benchmark) else None
-        self._adopted = adopted
         self._added: list[BenchmarkFixture] = []
         self.further: dict[str, Any] = {}  # further figures for `extra_info`
         self.called = False  # the test has called `gpu_benchmark`
@@ -61,9 +61,9 @@ class Entries:
             return
         entry = copy.copy(fixture)
         gpumem = {**self.further, **summary}
-        if beside or self._adopted:
+        if beside:
             label = label or "gpu"
-        if self._adopted:
+        if HOST in summary.get("extra", {}):  # the fixture has measured the same call
             entry.group = f"{fixture.group} GPU" if fixture.group else "GPU"
             gpumem["adopted"] = True
         if label:

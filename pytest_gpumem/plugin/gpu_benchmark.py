@@ -156,11 +156,8 @@ def parameters_of(function: object) -> set[str]:
 class GpuBenchmark:
     """Measures for a test. `label=` names each of several measurements."""
 
-    def __init__(self, test: GpuTest, benchmark: object, *, adopted: bool = False) -> None:
-        """`adopted`: the fixture `benchmark` has measured the same call."""
-        self._entries = test.entries = Entries(benchmark, adopted=adopted)
-        if not adopted:
-            test.session.adopted.discard(test.item.nodeid)
+    def __init__(self, test: GpuTest, benchmark: object) -> None:
+        self._entries = test.entries = Entries(benchmark)
         self._test = test
 
     @property

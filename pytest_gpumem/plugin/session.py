@@ -115,8 +115,6 @@ class GpuSession:
         self.missing: list[Omission] = []  # what was to be judged, and was not
         self.remarks: list[str] = []  # lines for the summary
         self.broken: dict[str, str] = {}  # by feature that raised by mistake: the first error
-        self.adopted: set[str] = set()
-        """Node ids of benchmarks whose GPU figures pytest-benchmark's table shows."""
         self.without_gpu: set[str] = set()  # node ids of benchmarks that use no GPU
         # The device
         self._device: Device | None = None
