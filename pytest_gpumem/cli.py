@@ -110,12 +110,11 @@ def _in_one_line(text: str) -> str:
 
 
 def _hint(error: click.UsageError) -> str:
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None or error.possibilities:
         return ""
     for parameter in error.ctx.command.params:
         if parameter.name == "pytest_arguments":
-            command = f"{error.ctx.command_path} -- {error.option_name}"
-            return f"; options of pytest come after --: {command}"
+            return f"; options of pytest come last, after --: ... -- {error.option_name}"
     return ""
 
 

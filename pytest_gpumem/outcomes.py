@@ -106,8 +106,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.FAILED: "a test fails, is slower, takes more bytes or counts, is measured in another "
         "way, or has a looser limit; a measurement of the baseline, or a test that BASE selects, "
         "is lost",
-        Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no "
-        "GPU in CI",
+        Exit.USAGE: "pytest did not start: its arguments, the baseline or the device cannot be "
+        "used",
         Exit.NO_VERDICT: "nothing was measured, no row has a limit, or a limit is open: not "
         "counted, in doubt by its conditions, or left open by the duet; a simulated device takes "
         "the place of the baseline's GPU; the tests of BASE cannot be collected; with --strict: a "

@@ -35,6 +35,7 @@ from pytest_gpumem.records.schema import Document
 from pytest_gpumem.revisions import ancestry
 
 if TYPE_CHECKING:
+    from pytest_gpumem.baselines.acceptances import Acceptances
     from pytest_gpumem.reporting.conclusion import Conclusion
     from pytest_gpumem.runs.duet import Duet
     from pytest_gpumem.runs.gate import Gate
@@ -102,6 +103,7 @@ def gate(
     revision of the reference. Writes results, a report and a Markdown summary into a folder, and
     under GitHub Actions the job's summary and annotations.
     """
+    from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
     from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
     from pytest_gpumem.runs.gate import Gate
     from pytest_gpumem.runs.worktree import commit_of
@@ -144,10 +146,10 @@ def gate(
     with ended_by_signals():
         conclusion = run.run()
     remarks = list(conclusion.remarks)
-    if not accept_from_change:
-        for name in added.files:
-            remarks.append(f"{name} does not count: the gate has no --accept-from-change")
-    steps = _advice(conclusion, run, option=not accept_from_change)
+    left_out = Acceptances() if accept_from_change else added
+    for name in left_out.files:
+        remarks.append(f"{ACCEPTED / name} does not count: add --accept-from-change")
+    steps = _advice(conclusion, run, left_out)
     conclusion = replace(conclusion, remarks=remarks, advice=steps)
     _write_files(output, conclusion, run)
     _print(output, conclusion, run, time.monotonic() - begun)
@@ -252,10 +254,10 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
 # What to do, and the terminal
 
 
-def _advice(conclusion: Conclusion, gate: Gate, *, option: bool) -> list[tuple[str, str]]:
+def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[tuple[str, str]]:
     """How to repeat, repair and accept what makes a gate red; nothing for another end.
 
-    `option`: name --accept-from-change, which was not given.
+    `left_out`: acceptances of the change that do not count.
     """
     from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of
     from pytest_gpumem.reporting.conclusion import advice, failing_rows, renamed
@@ -266,8 +268,9 @@ def _advice(conclusion: Conclusion, gate: Gate, *, option: bool) -> list[tuple[s
     limits, tests = list[str](), list[str]()
     for row in failing:
         limits += absolute_limits(row)
-        if any(changes_of(row)):
-            tests.append(row.nodeid)
+        for accepted in changes_of(row):
+            if left_out.of(row.key, accepted.figure) is None:
+                tests.append(row.nodeid)
     lost = [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
     names = renamed(conclusion)
     loosened: dict[str, list[str]] = {}
@@ -284,7 +287,6 @@ def _advice(conclusion: Conclusion, gate: Gate, *, option: bool) -> list[tuple[s
     return advice(
         _repeat(gate, failing[0]) if failing else [],
         [f"gpumem accept {shlex.join(words)} --reason '...'" for words in accept],
-        option=option,
         limits=limits,
         repair=repair,
     )

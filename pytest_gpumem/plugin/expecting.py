@@ -38,7 +38,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, Omission, selects
+from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_COLLECTED, ROW, TEST, Omission, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.settings import (
     SELECTION,
@@ -104,11 +104,12 @@ class ExpectationFeature(Feature):
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
             return
-        reason = "its collection failed"
+        reason = NOT_COLLECTED
         if isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
         else:
-            self._failures[report.nodeid] = "collection failure"
+            last_line = str(report.longrepr).strip().rpartition("\n")[2]
+            self._failures[report.nodeid] = last_line.removeprefix("E").strip() or reason
         self._modules[report.nodeid] = f"{report.nodeid} {report.outcome} ({reason})"
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:

@@ -130,7 +130,7 @@ class Results:
     def _write_report(self, path: Path) -> bool:
         gpu = self._session
         if not len(gpu.rows):
-            gpu.remark(f"--gpumem-report: nothing was measured, so {path} is not written")
+            gpu.remark(f"nothing was measured: {path} is not written")
             return True
         from pytest_gpumem.reporting import html
 
@@ -245,7 +245,7 @@ def _conclusion(session: GpuSession) -> Conclusion | None:
             limits += absolute_limits(row)
             if any(changes_of(row)) and not accept:
                 accept.append(command(row))
-        steps = advice(_again(failing[0], session), accept, option=False, limits=limits)
+        steps = advice(_again(failing[0], session), accept, limits=limits)
     code = Exit.NO_VERDICT if session.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, session.missing, advice=steps)
 

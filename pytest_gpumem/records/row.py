@@ -147,6 +147,8 @@ NOT_REACHED: Final = "not reached"
 """`Omission.reason` of what the session did not come to, because it ended before."""
 ITS_TEST_FAILED: Final = "its test failed"
 """`Omission.reason` of what a test did not measure, because it failed or crashed before."""
+NOT_COLLECTED: Final = "its collection failed"
+"""Ends `Omission.reason` of a test whose file cannot be imported."""
 DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier test kept from running, and the reason in
 `Omission.reason`; which test and how follows."""
@@ -185,6 +187,7 @@ class Omission(Record, frozen=True):
             self.status == LOST
             and self.reason not in (NOT_REACHED, ITS_TEST_FAILED)
             and DID_NOT_RUN not in self.reason
+            and NOT_COLLECTED not in self.reason
         )
 
     @property

@@ -117,7 +117,6 @@ def advice(
     repeat: Sequence[str],
     accept: Sequence[str],
     *,
-    option: bool,
     limits: Sequence[str] = (),
     repair: Sequence[str] = (),
 ) -> list[tuple[str, str]]:
@@ -125,7 +124,6 @@ def advice(
 
     `repeat`: the words of the command that measures it again.
     `accept`: the commands that accept it.
-    `option`: name the gate's option, which was not given.
     `limits`: names of broken limits that no acceptance covers.
     `repair`: what to do besides a change of the code.
     """
@@ -138,10 +136,7 @@ def advice(
         repairs.append(f"meet or change {names}, which cannot be accepted")
     if repairs:
         steps.append(("to repair", "; ".join(repairs)))
-    words = "to accept, commit what this writes"
-    if option:
-        words += " and gate with --accept-from-change"
-    return steps + [(words, command) for command in accept]
+    return steps + [("to accept, commit what this writes", command) for command in accept]
 
 
 @dataclass(frozen=True)

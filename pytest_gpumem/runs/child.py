@@ -117,16 +117,23 @@ def run(
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], environment: Mapping[str, str]
+    command: Sequence[str], environment: Mapping[str, str], errors: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A pytest with this process's terminal, inside the block. An exception there ends it."""
+    """A pytest with this process's terminal, inside the block. An exception there ends it.
+
+    `errors`: file for its standard error, which is printed once it has ended.
+    """
     sys.stdout.flush()
-    with subprocess.Popen(command, env=dict(environment)) as process:
+    with (
+        errors.open("wb") as file,
+        subprocess.Popen(command, env=dict(environment), stderr=file) as process,
+    ):
         try:
             yield process
         except BaseException:
             process.kill()
             raise
+    sys.stderr.write(errors.read_text(errors="replace"))
 
 
 class ForkServer:

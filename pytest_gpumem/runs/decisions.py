@@ -47,7 +47,7 @@ from pytest_gpumem.records.row import (
 from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
-from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes
+from pytest_gpumem.units import parse_bytes, parse_growth
 
 BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
 """Limits on a time by a number, which no duet judges."""
@@ -258,12 +258,10 @@ class State(Enum):
 
 NO_PASS = (State.OPEN, State.NEW, State.NOT_SHOWN)
 """States of rows that are not green under --strict. OPEN is no verdict without it, too."""
-NO_ROWS: Mapping[int, str] = {
-    Exit.USAGE: "pytest did not accept its arguments, its settings or the device",
-    Exit.NO_TESTS: "no tests were collected",
-    Exit.NO_VERDICT: "a part of the plugin raised by mistake; its output names it",
-}
-"""By the exit code of a gate's session: what it means."""
+NOTHING = (
+    "nothing was measured: no test uses gpu_benchmark or works on a GPU; see "
+    "docs/how-to/write-a-test.md"
+)
 
 
 def conclude(
@@ -307,14 +305,14 @@ def conclude(
 
     # The session came to no rows, or not to its end
     causes = _lost(missing)
-    if session_code in (Exit.USAGE, Exit.NO_VERDICT):
-        return end(session_code, NO_ROWS[session_code])
+    if session_code == Exit.NO_VERDICT:
+        return end(session_code, "a part of the plugin raised by mistake; its output names it")
     if session_code not in (Exit.FINE, Exit.FAILED, Exit.NO_TESTS):
         return end(Exit.FAILED, *causes, f"pytest ended with {session_code} before its tests did")
     if session_code == Exit.FAILED and not rows:
         return end(Exit.FAILED, *causes, "tests failed, and nothing was measured")
     if session_code == Exit.NO_TESTS or not rows:
-        causes.append(NO_ROWS.get(session_code, "nothing was measured"))
+        causes.append("no tests were collected" if session_code == Exit.NO_TESTS else NOTHING)
         return end(Exit.FAILED if len(causes) > 1 else Exit.NO_VERDICT, *causes)
 
     # Red
@@ -371,13 +369,13 @@ def conclude(
             f"no max_regression for {free} of {all_rows}, so no slow-down there is detected; "
             "see --max-regression"
         )
-    accepted = _accepted(rows, missing)
-    if accepted:
-        return end(Exit.FINE, f"ACCEPTED: {', '.join(accepted)}")
     text = all_rows
     for state in (State.NEW, State.NOT_SHOWN, State.ACCEPTED, State.MEASURED):
         if states[state]:
             text += f", {len(states[state])} of them {state.value}"
+    gone = sum(omission.status == ACCEPTED for omission in missing)
+    if gone:
+        text += f"; accepted: {gone} gone"
     return end(Exit.FINE, text)
 
 
@@ -390,23 +388,6 @@ def _lost(missing: Sequence[Omission]) -> list[str]:
         if counts[kind]:
             parts.append(counted(counts[kind], kind) + of)
     return [f"{' and '.join(parts)} lost"] if parts else []
-
-
-def _accepted(rows: Sequence[Row], missing: Sequence[Omission]) -> list[str]:
-    """What the change accepts, such as "test_a.py::test_x +8.41 %"."""
-    accepted = []
-    for row in rows:
-        for limit in row.verdict.accepted:
-            figure = limit
-            if limit == TIME and row.verdict.paired is not None:
-                figure = format_share(row.verdict.paired.change, sign=True)
-            elif limit == PEAK and row.footprint is not None:
-                figure = f"a peak of {short_bytes(row.footprint.peak)}"
-            accepted.append(f"{row.key} {figure}")
-    for omission in missing:
-        if omission.status == ACCEPTED:
-            accepted.append(f"{omission.key} {omission.reason}")
-    return accepted
 
 
 def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:

@@ -78,6 +78,7 @@ class Gate:
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
     code: int = 0  # pytest's, of the session
+    mistake: str = ""  # what pytest says of arguments, settings or files that it refuses
     results: ResultFile | None = None  # of the session; None if it measured nothing
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
@@ -100,6 +101,8 @@ class Gate:
                 )
             self._run_session()
             self._add_looser(loosened(self.of_head, self.of_base), self.accepted)
+            if self.mistake:
+                return Conclusion(Exit.USAGE, [self.mistake])
             if self.results is None:
                 return conclude(self.code, self.of_head.failures, looser=self.looser)
             return self._decide(self.results)
@@ -120,7 +123,8 @@ class Gate:
             variables = {BASELINE_OF: self.base, BASE_SELECTION: str(base), SELECTION: str(head)}
             if self.accepted.files:
                 variables[ACCEPTS] = "1"
-            with running(command, for_a_run(os.environ) | variables) as process:
+            errors = Path(folder, "errors.txt")
+            with running(command, for_a_run(os.environ) | variables, errors) as process:
                 try:
                     if self.base_side is not None:
                         of_base = self._collect(self.base_side, Path(folder, "collected.json"))
@@ -129,7 +133,9 @@ class Gate:
                     not_collected = error
                     write_whole(base, "null")
                 self.code = process.wait()
-            if not_collected is not None and self.code != Exit.USAGE:
+            if self.code == Exit.USAGE:
+                self.mistake = " ".join(errors.read_text(errors="replace").split())
+            elif not_collected is not None:
                 raise not_collected  # the change's mistake comes first
             if head.exists():
                 self.of_head = _selection(head)

@@ -119,4 +119,6 @@ def test_an_option_of_pytest_before_the_dashes_is_told_its_place() -> None:
     for command in ["profile nsys", "gate", "duet"]:
         done = CliRunner().invoke(main, [*command.split(), "-k", "x"], prog_name="gpumem")
         assert done.exit_code == 4, command
-        assert f"options of pytest come after --: gpumem {command} -- -k. " in done.output, command
+        assert "options of pytest come last, after --: ... -- -k. " in done.output, command
+    done = CliRunner().invoke(main, ["gate", "--max-regresion", "1%"], prog_name="gpumem")
+    assert "Did you mean '--max-regression'? Try" in done.output

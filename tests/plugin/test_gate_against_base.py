@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
 import shutil
@@ -308,18 +309,29 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
     [
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
         ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
+        ("no_such_file.py", "file or directory not found: no_such_file.py"),
     ],
 )
 def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(
-    gate: Gate, words: str, named: str, capfd: pytest.CaptureFixture[str]
+    gate: Gate, project: Project, words: str, named: str
 ) -> None:
     code, text = gate({}, f"{GPU} {words}")
     assert code == 4, text
-    assert (
-        text.splitlines()[-1]
-        == "gpumem gate: no verdict: pytest did not accept its arguments, its settings or the device"
-    )
-    assert named in capfd.readouterr().err  # of pytest
+    summary = project.folder / "gpumem-results" / "summary.md"
+    for shown in (text.partition("gpumem gate: no verdict: ")[2], summary.read_text()):
+        assert named in " ".join(shown.split())
+
+
+def test_a_file_that_cannot_be_imported_is_named_and_nobody_accepts_its_tests(
+    gate: Gate, project: Project
+) -> None:
+    code, text = gate({"test_it.py": f"import no_such_library\n{TESTS}"})
+    assert code == 1, text
+    error = "FAIL test_it.py: ModuleNotFoundError: No module named 'no_such_library'"
+    assert error in text
+    assert error in html.unescape((project.folder / "gpumem-results" / "summary.md").read_text())
+    assert "to accept" not in text
+    assert "bring the test back" not in text
 
 
 def test_an_option_of_the_change_that_base_lacks_is_no_mistake_of_the_user(gate: Gate) -> None:

@@ -177,9 +177,7 @@ def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(
     pytester.makepyfile("def test_it(): pass")
     result = gpumem(*FILES[:1])
     assert "::" not in "".join(line for line in result.outlines if line.startswith("::"))
-    result.stdout.fnmatch_lines(
-        ["--gpumem-report: nothing was measured, so *report.html is not written"]
-    )
+    result.stdout.fnmatch_lines(["nothing was measured: *report.html is not written"])
     assert not (pytester.path / "report.html").exists()
 
 

@@ -63,7 +63,7 @@ def failing(make_row: MakeRow, nodeid: str = "t.py::test_blur") -> Row:
 
 def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row: MakeRow) -> None:
     repeat, accept = ["pytest", "t.py::test_blur"], ["gpumem accept t.py::test_blur"]
-    steps = advice(repeat, accept, option=True, limits=["max_latency"])
+    steps = advice(repeat, accept, limits=["max_latency"])
     rows = [make_row(), failing(make_row)]
     ending = Conclusion(Exit.FAILED, ["1 of 2 rows fails"], rows, advice=steps)
     assert conclusion_lines(ending, 120) == [
@@ -77,8 +77,7 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
         "  why: sectors per request 4 → 8",
         "to repeat: pytest t.py::test_blur",
         "to repair: meet or change max_latency, which cannot be accepted",
-        "to accept, commit what this writes and gate with --accept-from-change: "
-        "gpumem accept t.py::test_blur",
+        "to accept, commit what this writes: gpumem accept t.py::test_blur",
     ]
 
 

@@ -13,6 +13,7 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines
 from pytest_gpumem.runs.decisions import (
+    NOTHING,
     State,
     conclude,
     excused,
@@ -106,7 +107,7 @@ def test_what_was_not_judged() -> None:
         if code == Exit.FAILED:
             assert end.causes == ("1 measurement of the baseline lost",)
         if status == "accepted":
-            assert conclusion_lines(end, 500)[0] == "green: ACCEPTED: t.py::b because"
+            assert conclusion_lines(end, 500)[0] == "green: 1 row; accepted: 1 gone"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
@@ -129,10 +130,9 @@ def test_all_causes_of_a_failure_are_named() -> None:
 
 def test_a_session_that_came_to_no_rows() -> None:
     for code, exit_code, cause in [
-        (0, Exit.NO_VERDICT, "nothing was measured"),
+        (0, Exit.NO_VERDICT, NOTHING),
         (1, Exit.FAILED, "tests failed, and nothing was measured"),
         (2, Exit.FAILED, "pytest ended with 2 before its tests did"),
-        (4, Exit.USAGE, "pytest did not accept its arguments, its settings or the device"),
         (5, Exit.NO_VERDICT, "no tests were collected"),
         (-9, Exit.FAILED, "pytest ended with -9 before its tests did"),
     ]:
@@ -175,7 +175,7 @@ def test_what_is_accepted_is_never_the_bare_green() -> None:
     slower = replace(row(), verdict=replace(row().verdict, outcome=Outcome.ACCEPTED))
     slower = replace(slower, verdict=replace(slower.verdict, accepted=("max_copies",)))
     end = concluded(slower, row(name="b"))
-    assert conclusion_lines(end, 500)[0] == "green: ACCEPTED: t.py::a max_copies"
+    assert conclusion_lines(end, 500)[0] == "green: 2 rows, 1 of them accepted"
     assert end.remarks == ("ACCEPTED t.py::a: said by the screen of a",)
 
 
