@@ -49,7 +49,6 @@ class DeviceChoice:
             import pytest_gpumem.devices.cuda.device  # noqa: F401
 
     def has_context(self) -> bool:
-        """True if a context of a GPU is current in this thread."""
         if self.index is None:
             return False
         from pytest_gpumem.devices.cuda.context import has_context
@@ -75,7 +74,6 @@ class DeviceChoice:
         return footprints(self.index)
 
     def waits(self) -> WaitCounter | None:
-        """What counts the waits of a test; None on the simulated device."""
         if self.index is None:
             return None
         from pytest_gpumem.devices.cuda.waits import WAITS
@@ -84,10 +82,8 @@ class DeviceChoice:
 
 
 def choose(choice: str) -> DeviceChoice:
-    """Find a device without creating a context.
-    `choice`: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
-    Raises `NoDevice`: no GPU for `cuda`, or no datasheet of that name for `sim:NAME`.
-    """
+    """Find a device without creating a context: `auto` (a GPU, else the simulated device), `cuda`,
+    `cuda:N`, `sim`, `sim:NAME`. Raises `NoDevice`."""
     kind, _, which = choice.partition(":")
     if kind == "sim":
         return _simulated(which or DEFAULT_DATASHEET)
@@ -119,12 +115,14 @@ def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:
 
 def look(pci_bus_id: str | None) -> Card:
     """The state of the card at a PCI bus id, or of the first, without a context and without CuPy.
-    Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed."""
+    Raises `NoDevice`."""
+    from pytest_gpumem.devices.cuda.facts import CudaUnavailable
+
     try:
-        from pytest_gpumem.devices.cuda.nvml import NvmlUnavailable, read_card
+        from pytest_gpumem.devices.cuda.nvml import read_card
     except ImportError:
         raise NoDevice("nvidia-ml-py is not installed") from None
     try:
         return read_card(pci_bus_id)
-    except NvmlUnavailable as reason:
+    except CudaUnavailable as reason:
         raise NoDevice(str(reason)) from None

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.checks import (
-    check_oversubscription,
-    part_of,
-)
+from pytest_gpumem.devices.checks import check_oversubscription, part_of
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
@@ -34,8 +31,7 @@ from pytest_gpumem.devices.protocol import (
 from pytest_gpumem.records.device import DeviceFacts
 
 RESERVE = 256 * 2**20
-"""Bytes of device memory left alone, for modules, stacks and workspaces of libraries; or a quarter
-of less than 1 GiB."""
+"""Bytes of device memory left alone, for modules and workspaces; a quarter of less than 1 GiB."""
 
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
@@ -44,17 +40,14 @@ _SMALL_ALIGNMENT = 512
 _ROOM = 0.25
 _LEAST_ROOM = 64 * 2**20
 SCRUB_RATE = 250e9
-"""Assumed rate at which the driver scrubs freed device memory, in bytes per second: a triad takes
-longer meanwhile."""
-
+"""Assumed rate at which the driver scrubs freed device memory, in bytes per second."""
 SCRUB_SHARE = 0.075
 """The same as a share of the peak bandwidth, where that gives less, as on smaller cards."""
 # a region is kept for the next scatter if it takes no more than this part of the device's memory
 _SPARE_SHARE = 3
 _LEAST_REGION = 20 * 2**30  # bytes of a region: the next, larger set of buffers finds room in it
 _LEAST_SHARE = 5
-"""Such a region takes no more than this part of the device's memory, so that it stays while code of
-other libraries is measured."""
+"""Such a region takes no more than this part of the memory, and stays beside other libraries."""
 
 
 class CudaMemory:
@@ -69,8 +62,7 @@ class CudaMemory:
         self._scrubbed = 0.0  # when what was freed will be scrubbed, by `time.monotonic`
         self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
         self._allocated: dict[int, Allocation] = {}
-        """By where it starts. Where it ends is known here alone: the driver rounds some sizes up
-        and answers for the whole."""
+        """By where it starts. Where it ends is known here alone: the driver rounds sizes up."""
         self._peer: int | None = None
 
     @property
@@ -155,7 +147,7 @@ class CudaMemory:
         return self.allocate(size, MemoryKind.DEVICE)
 
     def _empty_pools(self) -> None:
-        """Have CuPy and PyTorch give back what their pools keep for the streams of other tests."""
+        """Have CuPy and PyTorch give back what their pools keep."""
         before = self._free_now()
         cupy: Any = sys.modules.get("cupy")
         if cupy is not None:
@@ -282,12 +274,12 @@ class CudaMemory:
             self._give_back(region.address, region.nbytes)
 
     def free_bytes(self, kind: MemoryKind) -> int:
-        """Managed memory never goes beyond what the device has free: that can hang a GPU."""
         if kind.on_host:
             return places.host_bytes()[1]
         if kind.on_peer:
             with on_gpu(self.peer):
                 return max(0, self._free_now() - RESERVE)
+        # Managed memory never goes beyond what the device has free: that can hang a GPU.
         free = self._free_now()
         return free - min(RESERVE, free // 4) + self._spare_bytes(kind)
 
@@ -297,7 +289,7 @@ class CudaMemory:
         return self._free_now() + ours
 
     def _spare_bytes(self, kind: MemoryKind) -> int:
-        """Bytes that count as free, and that the spare region holds until they are needed."""
+        """Bytes that count as free, in the spare region."""
         return self._spare.nbytes if self._spare is not None and kind.on_device else 0
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
@@ -319,7 +311,7 @@ class CudaMemory:
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:
-    """Return the bytes of the smallest region in which blocks still lie at random."""
+    """Return the bytes of a region in which blocks lie at random."""
     alignment = _alignment(sizes)
     slots = sum(-(-size // alignment) for size in sizes)
     return (slots + max(int(slots * _ROOM), _LEAST_ROOM // alignment)) * alignment

@@ -14,15 +14,14 @@ from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
 OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
-"""As CuPy compiles a user's kernels: denormal numbers are flushed to zero."""
+"""As CuPy compiles: denormal numbers are flushed to zero."""
 _NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
 _DEFAULT_SHARED_BYTES = 48 * 1024
 """Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
 
 
 def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
-    """The architecture for GPUs of a compute capability: a virtual one, which the driver
-    translates, where NVRTC is older than the GPU."""
+    """The architecture of a GPU: a virtual one, which the driver translates, if NVRTC is older."""
     wanted = 10 * capability[0] + capability[1]
     known = [int(number) for number in _value(nvrtc.nvrtcGetSupportedArchs())]
     if wanted in known:
@@ -46,7 +45,7 @@ def first_error(log: str) -> str:
 
 
 def _loaded() -> Any:
-    """Import NVRTC, which few processes need, and load its library."""
+    """Import NVRTC, which few processes need."""
     try:
         from cuda.bindings import nvrtc
 
@@ -72,8 +71,8 @@ def _value(result: Any) -> Any:
 
 
 class KernelCall:
-    """A kernel with all that a launch needs besides its stream, as the driver takes it. `arguments`
-    are NumPy scalars of the kernel's types, and `doing` is for the text of an error."""
+    """A kernel with all that a launch needs besides its stream. `arguments`: NumPy scalars of the
+    kernel's types; `doing`: for the text of an error."""
 
     def __init__(
         self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str
@@ -87,33 +86,20 @@ class KernelCall:
         pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
         self._kept = (values, pointers)
         self._address = int(pointers.ctypes.data)
-        self._function = function
-        self._blocks, self._threads = shape.blocks, shape.threads
-        self._shared_bytes = shape.shared_bytes
-        self._doing = doing
+        self._function, self._shape, self._doing = function, shape, doing
+        grid, block = (shape.blocks, 1, 1), (shape.threads, 1, 1)
+        self._launch = (function, *grid, *block, shape.shared_bytes)
 
     def queue(self, stream: Stream) -> None:
-        result = D.cuLaunchKernel(
-            self._function,
-            self._blocks,
-            1,
-            1,
-            self._threads,
-            1,
-            1,
-            self._shared_bytes,
-            stream.handle,
-            self._address,
-            0,
-        )
+        result = D.cuLaunchKernel(*self._launch, stream.handle, self._address, 0)
         check(result, self._doing)
 
     def queue_with(self, stream: Stream, attribute: Any) -> None:
         """Queue it with an attribute of a launch."""
         config = D.CUlaunchConfig()
-        config.gridDimX, config.blockDimX = self._blocks, self._threads
+        config.gridDimX, config.blockDimX = self._shape.blocks, self._shape.threads
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.sharedMemBytes = self._shared_bytes
+        config.sharedMemBytes = self._shape.shared_bytes
         config.hStream = D.CUstream(stream.handle)
         config.attrs = [attribute]
         config.numAttrs = 1
@@ -128,8 +114,8 @@ class Compiler:
         self._largest_shared: dict[tuple[str, str], int] = {}
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
-        """The kernel for an element type, allowed to use the shape's dynamic shared memory.
-        Raises `DeviceError` with the compiler's first error line."""
+        """The kernel for an element type, with the shape's dynamic shared memory. Raises
+        `DeviceError` with the compiler's first error line."""
         assert kernel.source is not None, "a copy has nothing to compile"
         key = kernel.source, kernel.expression(dtype, shape)
         if key not in self._functions:
@@ -143,7 +129,6 @@ class Compiler:
         return function
 
     def private(self, source: str, entry: str) -> Any:
-        """A kernel of the device itself."""
         key = "gpumem.cu", entry
         if key not in self._functions:
             self._functions[key] = self._load(source, *key)
@@ -173,8 +158,7 @@ class Compiler:
 
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the thread from flooding the host link with
-# reads. The SM's cycles and the nanoseconds of the hold give the clock that really ran, as nvbench
-# measures it.
+# reads. Cycles and nanoseconds give the clock that really ran, as nvbench measures it.
 HOLD_SOURCE = r"""
 extern "C" __global__ void gpumem_hold(volatile unsigned int* slot, unsigned long long timeout_ns) {
     unsigned long long start, now;
@@ -279,15 +263,13 @@ CPP_TYPES = {
     "u4": "unsigned int",
     "u8": "unsigned long long",
 }
-"""By the types that `values` fills and compares elements as."""
+"""By the types as which `values` fills and compares elements."""
 
 
 def fill(element: str) -> str:
-    """The kernel of `CONTENT_SOURCE` that fills memory."""
     return f"gpumem_fill_random<{CPP_TYPES[element]}>"
 
 
 def mismatch(element: str) -> str:
-    """The kernel of `CONTENT_SOURCE` that compares two arrays."""
     rule = "close" if element[0] == "f" else "exact"
     return f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>"

@@ -139,8 +139,8 @@ class CudaContent:
         if allocation.address:
             begin = source.ctypes.data
             check(R.cudaMemcpy(allocation.address, begin, source.nbytes, _ANY), doing)
-            # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API,
-            # synchronization behaviour), and our streams do not wait for the default stream.
+            # cudaMemcpy returns once pageable memory is staged (CUDA Runtime API, synchronization
+            # behaviour), and our streams do not wait for the default stream.
             check(R.cudaDeviceSynchronize(), doing)
         else:
             places.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)

@@ -53,8 +53,8 @@ _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
 
 
 def check(result: Any, doing: str) -> Any:
-    """Give the values of a call of cuda-bindings, which returns (error, value, ...).
-    Raises `DeviceError`: the call failed; the runtime's last error is cleared."""
+    """Give the values of a call of cuda-bindings, which returns (error, value, ...), or raise a
+    `DeviceError`, with the runtime's last error cleared."""
     error, *values = result
     if int(error) != 0:
         R.cudaGetLastError()
@@ -80,8 +80,8 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def context_number(index: int) -> int | None:
-    """Return the number of a GPU's primary context, or None while there is none. Handles are used
-    again, numbers are not."""
+    """Return the number of a GPU's primary context, or None while there is none. It is never used
+    again, as handles are."""
     error, device = D.cuDeviceGet(index)
     if int(error) != 0:  # as before cuInit
         return None
@@ -113,7 +113,6 @@ class Context:
             check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
-        """Return why no handle of this context may be used or freed, or None while it lives."""
         number = context_number(self.index)
         if number is None:
             return DESTROYED
@@ -143,18 +142,17 @@ class Context:
         weakref.finalize(owner, self._unused.append, (free, arguments)).atexit = False
 
     def collect(self) -> None:
-        """Free the handles whose owners are deleted. If the context is gone, they went with it."""
+        """Free the handles whose owners are deleted."""
         if not self._unused:
             return
         unused, self._unused[:] = list(self._unused), []
         if self.gone() is not None:
-            _KEPT.append(unused)  # such as pools of a library, whose destructors would free
+            _KEPT.append(unused)  # such as pools of a library, whose destructors would free memory
             return
         for free, arguments in unused:
             free(*arguments)
 
     def close(self) -> None:
-        """Free what nobody uses any more, and let the context go."""
         self.collect()
         if self.gone() is None:
             D.cuDevicePrimaryCtxRelease(self._device)
@@ -169,7 +167,7 @@ class CudaStream:
     handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol by which CuPy and others take a stream: version and handle."""
+        """The protocol by which libraries take a stream: version and handle."""
         return 0, self.handle
 
     @property

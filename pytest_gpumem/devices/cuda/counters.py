@@ -1,14 +1,13 @@
 """Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of
-managed memory, kernels and copies.
+managed memory, kernels and copies. Its records and counters are off again after each pass.
 
-CUPTI is imported at the first count. Its records and counters are off again after each pass.
 Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -138,19 +137,17 @@ class CudaCounters(Counters):
             self._refuse_losses()
         return seen.what_ran(launches, times[0], times[1])
 
-    def loading(self) -> AbstractContextManager[object]:
-        return MODULES.loading()
+    loading = staticmethod(MODULES.loading)
 
     def close(self) -> None:
-        """Free the beacon; a second call does nothing."""
+        """Free the beacon."""
         address, self._beacon = self._beacon, 0
         if address:
             R.cudaFree(address)
 
     @contextmanager
     def _subscribed(self) -> Iterator[Any]:
-        """Hold CUPTI for a pass: its records come to this process alone, through buffers of
-        ours."""
+        """Hold CUPTI for a pass, whose records come through buffers of ours."""
         with CALLBACKS.subscribed() as cupti:
             # RuntimeError: there is no libcupti, or an old version
             self._cupti, self._errors = cupti, (cupti.cuptiError, RuntimeError)
@@ -168,7 +165,7 @@ class CudaCounters(Counters):
             raise NotCounted(f"CUPTI refuses {what}: {lines[0]}") from error
 
     def _page_events(self, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
-        """Return the events of a pass, and whether mappings were among the counters."""
+        """Return the events of a pass, and True if mappings were counted."""
         maps = False
         for name in _KINDS:
             try:
@@ -210,7 +207,7 @@ class CudaCounters(Counters):
         return self._beacon <= event.address < self._beacon + BEACON_BYTES
 
     def _moves(self, events: Sequence[PageEvent]) -> int:
-        """Return how many moves to the device and back were recorded whole."""
+        """Return how many moves there and back were recorded whole."""
         moved = {TO_DEVICE: 0, TO_HOST: 0}
         for event in events:
             if event.kind in moved and self._is_beacon(event):
@@ -229,7 +226,7 @@ class CudaCounters(Counters):
     def _run(
         self, kinds: Sequence[str], receive: Callable[[Any], None], work: Callable[[], None]
     ) -> None:
-        """Deliver all records of some `CUpti_ActivityKind` that there are while `work` runs."""
+        """Deliver all records of some kinds (`CUpti_ActivityKind`) while `work` runs."""
         cupti = self._cupti
         self._receive, self._delivered, self._failed = receive, 0, None
         self._counts_pages = "UNIFIED_MEMORY_COUNTER" in kinds
@@ -255,9 +252,9 @@ class CudaCounters(Counters):
         # A record is read while CUPTI still holds its buffer. What is raised here would be lost in
         # CUPTI's thread.
         try:
+            of_pages = int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER)
             for activity in activities:
-                kind = self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER
-                is_of_pages = int(activity.kind) == int(kind)
+                is_of_pages = int(activity.kind) == of_pages
                 if self._receive is not None and is_of_pages == self._counts_pages:
                     self._delivered += 1
                     self._receive(activity)
@@ -275,7 +272,7 @@ class CudaCounters(Counters):
 
 
 def _page_event(cupti: Any, record: Any) -> PageEvent | None:
-    """A record of CUPTI as plain values; None for another counter."""
+    """A record as plain values; None for another counter."""
     kind = cupti.ActivityUnifiedMemoryCounterKind(int(record.counter_kind)).name
     if kind not in _KINDS:
         return None

@@ -27,7 +27,7 @@ run kernels one after another."""
 
 
 class ApiCall(ctypes.Structure):
-    """A CUpti_CallbackData: what the callback of a call of the driver or of the runtime tells."""
+    """A CUpti_CallbackData."""
 
     site: int  # 0 at the begin of the call, 1 at its end
     parameters: int  # address of them
@@ -48,7 +48,6 @@ class ApiCall(ctypes.Structure):
 
     @property
     def failed(self) -> bool:
-        """True if the call has ended with an error."""
         result = self.result
         return result != 0 and ctypes.c_int.from_address(result).value != 0
 
@@ -98,7 +97,7 @@ def why_refused(error: Exception) -> str:
 
 
 class Callbacks:
-    """Hands CUPTI's callbacks to their receivers. It is subscribed while somebody needs CUPTI."""
+    """Hands CUPTI's callbacks to their receivers."""
 
     def __init__(self) -> None:
         self._cupti: Any = None
@@ -120,8 +119,7 @@ class Callbacks:
         begins: bool = True,
     ) -> Callable[[], None]:
         """Have `receive` called for these callbacks; return the function that ends it.
-        `names`: as in cupti-python, without the suffixes of the per-thread default stream; those
-        that the installed version lacks are left out.
+        `names`: without the suffixes of the per-thread default stream. Unknown ones are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else.
         `lost`: called with the reason once a call was missed, or `receive` has failed.
         `begins`: False where only the ends of calls matter that do not fail.
@@ -160,8 +158,7 @@ class Callbacks:
 
     @contextmanager
     def subscribed(self) -> Iterator[Any]:
-        """Hold CUPTI inside the block, so that no record of another tool is taken; yields its
-        module. Raises `NotCounted`."""
+        """Hold CUPTI inside the block, and yield its module. Raises `NotCounted`."""
         cupti = self._open()
         try:
             yield cupti
@@ -172,7 +169,6 @@ class Callbacks:
         cupti = imported()
         if self._handle is None:
             handle = ctypes.c_void_p()
-            # RuntimeError: there is no libcupti
             try:
                 from cupti._internal import cupti as loaded
 
@@ -180,6 +176,7 @@ class Callbacks:
                 # cupti-python 13.4.0 has `subscribe_v2`, which allows no other subscriber.
                 address = ctypes.addressof(handle)
                 self._call("cuptiSubscribe", address, self._function, None)
+            # RuntimeError: there is no libcupti
             except (cupti.cuptiError, ImportError, RuntimeError) as error:
                 raise NotCounted(why_refused(error)) from error
             self._handle = handle
@@ -188,7 +185,6 @@ class Callbacks:
         return cupti
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the library that cupti-python has loaded. Raises its error."""
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, *_PARAMETERS[name])
         result = prototype(self._pointers[f"__{name}"])(*arguments)
         if result:
@@ -217,13 +213,10 @@ class Callbacks:
         self._unsubscribe()
 
     def _miss(self, why: str) -> None:
-        functions = set()
-        for receivers in list(self._receivers.values()):
-            for receiver in receivers:
-                if receiver.lost is not None:
-                    functions.add(receiver.lost)
-        for lost in functions:
-            lost(why)
+        receivers = set[_Receiver]().union(*self._receivers.values())
+        for lost in {receiver.lost for receiver in receivers}:
+            if lost is not None:
+                lost(why)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:

@@ -29,13 +29,10 @@ from pytest_gpumem.records.measurement import Conditions
 
 
 class CudaKernels:
-    """Launches on one device, each prepared once."""
-
     def __init__(self, index: int, compiler: Compiler) -> None:
         self._index = index
         self._compiler = compiler
-        # the current stream of the libraries, inside `current_stream`
-        self._entered: Stream | None = None
+        self._entered: Stream | None = None  # the libraries' current stream, in `current_stream`
 
     def compile(self, launch: Launch) -> None:
         if launch.kernel.source is not None:

@@ -56,8 +56,8 @@ class DriverFacts(msgspec.Struct, frozen=True):
 
 
 def read_facts(index: int) -> DriverFacts:
-    """Facts of the device that CUDA numbers `index`, from another process except under a profiler,
-    which would follow it. Raises `CudaUnavailable`."""
+    """Facts of a device, from another process except under a profiler, which would follow it.
+    Raises `CudaUnavailable`."""
     for module, missing in _NEEDED.items():
         if not _installed(module):
             if module == "pynvml":
@@ -65,8 +65,7 @@ def read_facts(index: int) -> DriverFacts:
             from pytest_gpumem.devices.cuda import nvml
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
-    followed = Ranges().tool_attached()
-    result = query(index) if followed else _of_process(index)
+    result = query(index) if Ranges().tool_attached() else _of_process(index)
     linked = result.linked or _linked_version()
     if result.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
@@ -74,12 +73,10 @@ def read_facts(index: int) -> DriverFacts:
             f"{linked // 1000}: "
             f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
         )
-    facts = replace(result.facts, cuda=_dotted(linked))
-    return replace(result, facts=facts)
+    return replace(result, facts=replace(result.facts, cuda=_dotted(linked)))
 
 
 def _of_process(index: int) -> DriverFacts:
-    """Run `answer(index)` in a process."""
     command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT)]
     command += filter(None, sys.path)
     try:
@@ -106,8 +103,8 @@ def _of_process(index: int) -> DriverFacts:
 
 
 def answer(index: int) -> None:
-    """Print `query(index)`, or why there is none, as a line of JSON; with CuPy's version, so that
-    the process of the tests loads no library of CUDA."""
+    """Print `query(index)`, or why there is none, as a line of JSON, with CuPy's version: the
+    process of the tests loads no library of CUDA."""
     result: DriverFacts | str
     try:
         result = query(index)
@@ -146,7 +143,7 @@ def query(index: int) -> DriverFacts:
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a device as this process numbers them; calls cuInit. Raises `CudaUnavailable`."""
+    """The UUID of a device; calls cuInit. Raises `CudaUnavailable`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -186,8 +183,7 @@ def _device_count(driver: Any) -> int:
 
 
 def _linked_version() -> int:
-    """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library,
-    read without cuInit."""
+    """CuPy's CUDA version, as 1000 x major + 10 x minor; read without cuInit."""
     try:
         # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
         from cupy_backends.cuda.api import runtime
@@ -203,7 +199,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     from pytest_gpumem.devices.cuda import nvml
 
     def attribute(name: str) -> int:
-        """An attribute, or 0 where this driver does not know it yet."""
+        """An attribute; 0 where this driver does not know it."""
         number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         error, value = driver.cuDeviceGetAttribute(number, device)
         return int(value) if error == driver.CUresult.CUDA_SUCCESS else 0
@@ -213,12 +209,13 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     handle = nvml.handle(bus_id)
     integrated = bool(attribute("INTEGRATED"))
     host_page_tables = bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"))
-    link: tuple[str | None, float | None] = None, None
+    link = link_bandwidth = driver_version = None
     if handle is not None:
+        driver_version = nvml.answer(pynvml.nvmlSystemGetDriverVersion)
         # The present generation drops while the GPU idles.
         generation = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0
         width = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0
-        link = host_link(
+        link, link_bandwidth = host_link(
             generation, width, integrated=integrated, host_page_tables=host_page_tables
         )
     # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
@@ -248,17 +245,16 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         mig_profile=profile,
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
-        driver=nvml.answer(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
-        link=link[0],
-        link_bandwidth=link[1],
+        driver=driver_version,
+        link=link,
+        link_bandwidth=link_bandwidth,
         sm_clock_hz=1e3 * attribute("CLOCK_RATE") or None,
         pci_bus_id=bus_id,
     )
 
 
 def split_mig(name: str) -> tuple[str, str | None]:
-    """Split "NVIDIA H100 80GB HBM3 MIG 1g.10gb" into the name and the profile of the MIG
-    instance."""
+    """Split "NVIDIA H100 80GB HBM3 MIG 1g.10gb" into name and MIG profile."""
     match = re.fullmatch(r"(.+?) MIG (\S+)", name)
     return (match[1], match[2]) if match else (name, None)
 

@@ -41,10 +41,8 @@ from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
 class _MemoryCall(NamedTuple):
-    """What a call of the driver does, and the places of its parameters, eight bytes each.
-
-    The first parameter is the address, or where it is written to (`returned`).
-    """
+    """A call of the driver by the places of its parameters, of eight bytes each. The first is the
+    address, or where it is written to (`returned`)."""
 
     kind: MemoryPlace
     returned: bool = True
@@ -164,11 +162,8 @@ class DriverMemory(Source):
         self._emit(call.kind, address, nbytes)
 
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
-        """Count the handles and mappings of virtual memory, whose handle stands for its address.
-
-        Handles of other processes, and those that map memory of several devices, count nothing.
-        Once memory from before the watch is mapped, the test's is not read.
-        """
+        """Count handles and mappings of virtual memory, whose handle stands for its address.
+        Handles of other processes and of several devices count nothing."""
         if name == "cuMemCreate":
             (handle,) = words(values[0], 1)
             kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
@@ -186,7 +181,7 @@ class DriverMemory(Source):
             if handle not in self._handles:
                 self.lost("virtual memory was mapped that was created before the watch")
             self._count(handle, 1)
-        elif name.startswith("cuMemMapArrayAsync"):
+        elif name == "cuMemMapArrayAsync":
             self.lost("virtual memory was mapped into a CUDA array")
         elif name == "cuMemRetainAllocationHandle":
             (handle,) = words(values[0], 1)
@@ -201,10 +196,7 @@ class DriverMemory(Source):
                     self._count(handle, -1)
 
     def _take_array(self, name: str, values: Sequence[int]) -> None:
-        """Count a CUDA array, whose handle stands for its address.
-
-        Its bytes are those of its elements: the driver does not tell what its layout adds.
-        """
+        """Count a CUDA array by its elements: the driver does not tell what its layout adds."""
         if name.endswith("Destroy"):
             self._count(values[0], -1)
             return
@@ -234,7 +226,7 @@ class DriverMemory(Source):
             self._pools.append(pool)
 
     def _count(self, handle: int, by: int) -> None:
-        """Count a handle or a mapping more, or less; of the last, the memory is freed."""
+        """Count a handle or a mapping more, or less; the memory is freed with the last."""
         if handle not in self._handles:
             return
         self._handles[handle] += by
@@ -266,9 +258,9 @@ class DriverMemory(Source):
             reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
             if self._end is None:
                 high += _attribute(handle, attributes.cudaMemPoolAttrUsedMemHigh)
-        if self._end is None:
-            return Figures(used, reserved - used, high=high, single=False)
-        return Figures(unused=reserved - used)
+        if self._end is not None:
+            return Figures(unused=reserved - used)
+        return Figures(used, reserved - used, high=high, single=False)
 
     def _of_graphs(self) -> Figures:
         attributes, read = R.cudaGraphMemAttributeType, R.cudaDeviceGetGraphMemAttribute
@@ -303,7 +295,6 @@ def _attribute(pool: Any, attribute: Any) -> int:
 
 
 def _known(answer: tuple[Any, ...]) -> Any:
-    """The value of a call that cannot fail on an open device."""
     status, value = answer
     if int(status) != 0:
         raise NotCounted(f"the driver does not tell its memory: {status.name}")
@@ -314,7 +305,6 @@ _FOOTPRINTS: dict[int, Footprints] = {}
 
 
 def footprints(index: int) -> Footprints:
-    """Return those of a GPU. The open device has the same."""
     if index not in _FOOTPRINTS:
         pools = CupyMemory(index), TorchMemory(index)
         libraries = (*pools, NumbaMemory(), RmmMemory(index), JaxMemory(index))

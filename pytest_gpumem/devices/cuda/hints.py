@@ -28,7 +28,7 @@ PROPERTIES = (AccessProperty.NORMAL, AccessProperty.STREAMING, AccessProperty.PE
 """By the number that the driver and the runtime give them."""
 _SET_ASIDE = R.cudaLimit.cudaLimitPersistingL2CacheSize
 _WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
-_OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
+_OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)  # of no bytes
 
 _BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 _CPU = -1  # cudaCpuDeviceId
@@ -71,8 +71,7 @@ class CudaL2:
 
 
 def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
-    """The attribute of a window, for a stream or for a graph's kernel; a window of no bytes is
-    off."""
+    """The attribute of a window for a stream or for a graph's kernel."""
     value = kind()
     _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)
     return value
@@ -87,7 +86,6 @@ def launch_attribute(window: WindowSpec) -> Any:
 
 
 def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> None:
-    """Write a window through to the attribute that `policy` belongs to."""
     policy.base_ptr = window.address
     policy.num_bytes = window.nbytes
     policy.hitRatio = window.hit_ratio

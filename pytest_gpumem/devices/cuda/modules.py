@@ -2,9 +2,8 @@
 
 CUPTI hands out the image of each module when it is loaded, but not its handle, and two modules may
 hold kernels of the same name. So the calls that load modules and look kernels up are followed too,
-and launches while `launches` collects them. A launch of a graph has no arguments. Its nodes have:
-they are read when the graph is made executable, because a library may destroy the graph then. What
-was loaded while nobody followed is not known. Following does not call cuInit.
+and launches while `launches` collects them. The arguments of a graph's nodes are read when the
+graph is made executable: a library may destroy the graph then. Following does not call cuInit.
 
 Sources: CUPTI, Callback API, CUpti_CallbackData and CUpti_ModuleResourceData; CUDA Driver API, for
 the order of the parameters of calls, which CUPTI hands out as a struct; cuLaunchKernel
@@ -75,36 +74,31 @@ _MEMORY_TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemory
 
 
 class Image(NamedTuple):
-    """What is kept of a module."""
+    """Of a module: the SHA-256 of all of it, and the names of its functions."""
 
-    digest: str  # SHA-256 of the whole image
-    names: frozenset[bytes]  # of its functions
+    digest: str
+    names: frozenset[bytes]
 
 
-class Kernel(NamedTuple):
-    """A kernel of a launch."""
-
+class LaunchedKernel(NamedTuple):
     name: str  # mangled
     function: int  # CUfunction or CUkernel
     arguments: tuple[str, ...] | None  # as `Step.arguments`; None where they are not known
 
 
-class Launch(NamedTuple):
-    """A call that launches."""
-
+class LaunchCall(NamedTuple):
     correlation: int  # CUPTI's number of the call
-    kernels: list[Kernel] | None  # None for a graph whose nodes are not known
+    kernels: list[LaunchedKernel] | None  # None for a graph whose nodes are not known
     graph: bool = False
 
 
 class Modules:
-    """The modules that were loaded while they were followed, and the handles of their kernels.
-    A handle that the driver uses again belongs to what it was given to last."""
+    """The modules that were loaded while they were followed, and the handles of their kernels."""
 
     def __init__(self) -> None:
         self._forget()
         self._followed = False
-        self._launches: list[Launch] | None = None  # while they are collected
+        self._launches: list[LaunchCall] | None = None  # while they are collected
         self._calls: dict[int, list[list[Image]]] = defaultdict(list)
         """By thread: for each followed call that it is in, the images that the call loaded."""
 
@@ -118,7 +112,7 @@ class Modules:
         """By the handle of a function, kernel or library's module: what it was looked up in."""
         self._names: dict[int, set[bytes]] = {}  # looked up in each module or library
         self._kernels: set[int] = set()  # the handles that are a CUkernel
-        self._graphs: dict[int, list[Kernel]] = {}  # kernels by executable graph
+        self._graphs: dict[int, list[LaunchedKernel]] = {}  # kernels by executable graph
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -143,7 +137,7 @@ class Modules:
                 self._followed = False
 
     @contextmanager
-    def launches(self) -> Iterator[list[Launch]]:
+    def launches(self) -> Iterator[list[LaunchCall]]:
         """Collect the launches of all threads inside the block. Raises `NotCounted`."""
         if self._launches is not None:
             yield self._launches
@@ -161,16 +155,15 @@ class Modules:
     def loading(self) -> Iterator[None]:
         """Follow launches too inside the block, where modules are followed: a library's module is
         loaded by the first launch of one of its kernels."""
-        with ExitStack() as stack:
+        with ExitStack() as ends:
             if self._followed:
                 with suppress(NotCounted):  # the pass that needs it says why
-                    stack.enter_context(self.launches())
+                    ends.enter_context(self.launches())
             yield
 
-    def digest(self, kernel: Kernel, *, in_graph: bool) -> tuple[str | None, str]:
-        """Return the SHA-256 of the image of a kernel's module, or None and the reason: it was
-        loaded where nobody followed, or several may be meant. A kernel of a graph, whose handle may
-        be the driver's, may be found by its name."""
+    def digest(self, kernel: LaunchedKernel, *, in_graph: bool) -> tuple[str | None, str]:
+        """Return the SHA-256 of the image of a kernel's module, or None and the reason. A kernel of
+        a graph, whose handle may be the driver's, is looked up by its name too."""
         holder = self._holder(kernel.function)
         images = self._loaded.get(holder)
         if images is None:
@@ -187,7 +180,6 @@ class Modules:
         return None, f"the code of {kernel.name} is not read: {why}"
 
     def _holder(self, handle: int) -> int:
-        """The module or library of a handle, as far as it is known."""
         for _ in range(_DEEPEST):
             handle = self._holders.get(handle, handle)
         return handle
@@ -210,7 +202,7 @@ class Modules:
         if calls:
             calls[-1].append(image)
             return
-        # Mostly by the first launch of a kernel, and launches are not followed now.
+        # Mostly by a first launch, and launches are not followed now.
         waiting = [holder for holder in self._names if holder not in self._loaded]
         fitting = [holder for holder in waiting if self._fits(image, holder)]
         if len(fitting) == 1:
@@ -234,7 +226,7 @@ class Modules:
         elif self._launches is not None:
             (executable,) = words(call.parameters, 1)
             kernels = self._graphs.get(executable)
-            self._launches.append(Launch(call.correlation, kernels, graph=True))
+            self._launches.append(LaunchCall(call.correlation, kernels, graph=True))
 
     def _handle_given(self, call: str, parameters: int, loaded: list[Image]) -> None:
         place, holder = words(parameters, 2)
@@ -258,7 +250,6 @@ class Modules:
         self._loaded_by(holder, loaded)
 
     def _loaded_by(self, handle: int, loaded: list[Image]) -> None:
-        """Note the images that a call loaded by the module or library that it was about."""
         if loaded:
             self._loaded.setdefault(self._holder(handle), []).extend(loaded)
 
@@ -270,10 +261,10 @@ class Modules:
         if self._launches is None or call.failed:
             return
         symbol = (call.symbol or b"").decode(errors="replace")
-        kernel = Kernel(symbol, function, None)
+        kernel = LaunchedKernel(symbol, function, None)
         if function in self._holders:  # else nobody knows what kind of handle it is
             kernel = _kernel(symbol, function, pointers, is_kernel=function in self._kernels)
-        self._launches.append(Launch(call.correlation, [kernel]))
+        self._launches.append(LaunchCall(call.correlation, [kernel]))
 
     def _graph_changed(self, name: str, call: ApiCall) -> None:
         (executable,) = words(call.parameters, 1)
@@ -292,21 +283,17 @@ MODULES = Modules()  # the modules of this process
 # Kernels, from the driver
 
 
-def _kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> Kernel:
-    """A kernel with its arguments.
-
-    `pointers`: the address `kernelParams` of the launch; 0 where its arguments lie in `extra`,
-    which is not read.
-    `is_kernel`: `function` is a CUkernel.
-    """
+def _kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> LaunchedKernel:
+    """A kernel with its arguments: `pointers` is `kernelParams` of the launch, or 0 where they lie
+    in `extra`, which is not read. `is_kernel`: `function` is a CUkernel."""
     layout = _parameters(function, is_kernel=is_kernel)
     if layout is None or (layout and not pointers):
-        return Kernel(name, function, None)
+        return LaunchedKernel(name, function, None)
     addresses = words(pointers, len(layout)) if layout else ()
     arguments = []
     for address, (offset, size) in zip(addresses, layout, strict=True):
         arguments.append(argument_text(ctypes.string_at(address, size), offset, _memory_at))
-    return Kernel(name, function, tuple(arguments))
+    return LaunchedKernel(name, function, tuple(arguments))
 
 
 def _parameters(function: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
@@ -337,7 +324,7 @@ def _memory_at(address: int) -> str | None:
     return None
 
 
-def _kernels_of(graph: Any) -> Iterator[Kernel]:
+def _kernels_of(graph: Any) -> Iterator[LaunchedKernel]:
     """The kernels of a graph and of its child graphs. Raises `RuntimeError`."""
     _, count = _known(D.cuGraphGetNodes(graph))
     nodes, _ = _known(D.cuGraphGetNodes(graph, count))

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from pytest_gpumem.devices.cuda.facts import CudaUnavailable
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
 LISTED = 0.05
-"""Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven
-times as long as all else."""
+"""Seconds for which a list of processes counts: to ask for it takes 0.4 ms while kernels run."""
 # Left out, because they do not say that a running kernel is slowed below its clock:
 # GpuIdle, ApplicationsClocksSetting (a clock that somebody chose), DisplayClockSetting.
 _SLOWING = {
@@ -33,12 +33,8 @@ _SLOWING = {
 T = TypeVar("T")
 
 
-class NvmlUnavailable(Exception):
-    """NVML cannot read the card: a line with the reason."""
-
-
 def answer(query: Callable[..., T], *arguments: Any) -> T | None:
-    """Result of an NVML query, or None where NVML, the driver or the device does not offer it."""
+    """Result of an NVML query; None where it is not offered."""
     try:
         return query(*arguments)
     except pynvml.NVMLError:
@@ -46,8 +42,7 @@ def answer(query: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def present() -> bool:
-    """True if NVML finds a driver. It stays initialised until the process ends: to begin anew took
-    19 ms on an H100."""
+    """True if NVML finds a driver. It stays initialised: to begin anew took 19 ms on an H100."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -56,8 +51,7 @@ def present() -> bool:
 
 
 def handle(pci_bus_id: str | None) -> Any | None:
-    """Handle of the GPU at a PCI bus id, or None without NVML, which does not know
-    CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id."""
+    """Handle of the GPU at a PCI bus id, which a MIG instance shares; None without NVML."""
     if pci_bus_id is None or not present():
         return None
     return answer(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
@@ -107,7 +101,6 @@ class ConditionReader:
 
 
 def _parent(pid: int) -> int | None:
-    """The parent of a process; None if the operating system does not report it."""
     with suppress(OSError, ValueError, IndexError):
         # The name before it, in brackets, may hold anything.
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -123,24 +116,22 @@ def _throttle_reasons(gpu: Any) -> tuple[str, ...] | None:
 
 
 def reason_names(mask: int) -> tuple[str, ...]:
-    """Names of the reasons in NVML's mask that slow the device."""
     return tuple(name for bit, name in _SLOWING.items() if mask & bit)
 
 
 def other_processes(pids: Any, this_process: int) -> int | None:
-    """The number of other processes with a context; None if the list lacks this process, as in a
-    container, where NVML lists the host's process numbers, or none."""
+    """The number of other processes; None if the list lacks this process, as in a container, where
+    NVML lists the host's process numbers, or none."""
     listed = set(pids)
     return len(listed) - 1 if this_process in listed else None
 
 
 def read_card(pci_bus_id: str | None) -> Card:
-    """The card at a PCI bus id; the first that the driver manages where it is None. Raises
-    `NvmlUnavailable`."""
+    """The card at a PCI bus id, or the driver's first. Raises `CudaUnavailable`."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NvmlUnavailable(str(error)) from None
+        raise CudaUnavailable(str(error)) from None
     try:
         if pci_bus_id is None:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -149,7 +140,7 @@ def read_card(pci_bus_id: str | None) -> Card:
     except pynvml.NVMLError as error:
         count = answer(pynvml.nvmlDeviceGetCount) or 0
         which = f"at {pci_bus_id}" if pci_bus_id else "to look at"
-        raise NvmlUnavailable(f"of {count} cards, none {which}: {error}") from None
+        raise CudaUnavailable(f"of {count} cards, none {which}: {error}") from None
     mig, _ = answer(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
     return Card(
         name=answer(pynvml.nvmlDeviceGetName, gpu),

@@ -32,8 +32,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def array(allocation: Allocation, dtype: str, size: int) -> Any:
-    """A one-dimensional NumPy array over memory that the host sees; valid until the memory is
-    freed. Raises `Unsupported`: device memory."""
+    """A one-dimensional NumPy array over memory that the host sees. Raises `Unsupported`."""
     if not allocation.host_address:
         raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")
     memory: Any = (ctypes.c_ubyte * allocation.nbytes).from_address(allocation.host_address)
@@ -41,8 +40,8 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
 
 
 def host_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, int]:
-    """Bytes of RAM that this process may use, and those that new allocations can take without
-    swapping: of the machine, or of a control group (version 2) around it, such as a job's."""
+    """Bytes of RAM that this process may use, and those that are available: of the machine, or of a
+    control group (version 2) around it, such as a job's."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total, available = (int(fields[n].split()[0]) * 1024 for n in ("MemTotal", "MemAvailable"))
     job = cgroup
@@ -66,7 +65,7 @@ def host_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, int]:
 
 
 def cpus_of(node: int | None, system: Path = _NODES) -> set[int]:
-    """The CPUs of a NUMA node, which has a list such as "0-3,8"; empty without such a node."""
+    """The CPUs of a NUMA node, from a list such as "0-3,8"; empty without such a node."""
     cpus: set[int] = set()
     with suppress(OSError, ValueError):
         for piece in (system / f"node{node}" / "cpulist").read_text().split(","):
@@ -77,8 +76,7 @@ def cpus_of(node: int | None, system: Path = _NODES) -> set[int]:
 
 @contextmanager
 def on_node(node: int | None, system: Path = _NODES) -> Iterator[int | None]:
-    """As `DeviceMemory.near_host`. The kernel gives a page from the node of the CPU that touches it
-    first, and page-locking touches."""
+    """As `DeviceMemory.near_host`."""
     before: set[int] = set()
     if hasattr(os, "sched_getaffinity"):
         before = os.sched_getaffinity(0)
@@ -94,7 +92,6 @@ def on_node(node: int | None, system: Path = _NODES) -> Iterator[int | None]:
 
 
 def nearest_node(index: int) -> int | None:
-    """The NUMA node that a device is attached to, if the system reports it."""
     error, node = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrHostNumaId, index)
     if int(error) != 0 or int(node) < 0:
         return None
@@ -107,12 +104,9 @@ def nearest_node(index: int) -> int | None:
 def memory_kind(
     address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None
 ) -> MemoryKind | None:
-    """The kind of memory at an address, according to the driver.
-    `index`: the device whose memory is "device", not "peer".
-    `registered`: this process registered the memory; the driver tells no difference from that of
-    `cudaHostAlloc`.
-    `beyond`: start and requested end of the last allocation that starts before the address, if it
-    ends at or before the address.
+    """The kind of memory at an address, seen from device `index`, according to the driver.
+    `registered`: this process registered it; the driver tells no difference from `cudaHostAlloc`.
+    `beyond`: start and end of the last allocation of ours before the address.
     """
     seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
     kind, device = int(seen.type), int(seen.device)
@@ -133,7 +127,7 @@ def memory_kind(
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
-    """True if an address lies in the padding of an allocation: the driver rounds sizes up."""
+    """True in the padding of an allocation: the driver rounds sizes up."""
     error, base, size = D.cuMemGetAddressRange(address)
     known = int(error) == 0
     if known and not int(base) <= address < int(base) + int(size):
@@ -152,8 +146,8 @@ def _end_of_page(end: int) -> int:
 
 
 def peer_of(index: int) -> int:
-    """The GPU of peer memory: the first that this one can copy with directly, else the first other.
-    Raises `Unsupported`: there is one GPU."""
+    """The first other GPU that this one can copy with directly, else the first other. Raises
+    `Unsupported`."""
     count = int(check(R.cudaGetDeviceCount(), "looking for another GPU"))
     others = [other for other in range(count) if other != index]
     if not others:
@@ -172,7 +166,6 @@ def _reaches(index: int, other: int) -> bool:
 
 
 def current_gpu() -> int:
-    """The number of the GPU whose context is current, whichever library has made it so."""
     return int(check(D.cuCtxGetDevice(), "asking for the current GPU"))
 
 
@@ -208,7 +201,7 @@ def peer_access(index: int, allowed: bool) -> Iterator[None]:
 
 
 def _set_access(device: int, other: int, allowed: bool) -> bool:
-    """Allow or forbid one device to reach another's memory; False if that changed nothing."""
+    """Allow or forbid a device to reach another's memory; False if that changed nothing."""
     with on_gpu(device):
         if allowed:
             doing, unchanged = "allowing", R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled

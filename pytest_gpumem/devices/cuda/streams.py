@@ -100,8 +100,7 @@ class CudaGraphs:
                 check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
                 self.capturing = stream
                 body()
-                # Before the allocators are restored: their clean-up must not run inside the
-                # capture.
+                # Before the allocators are restored, whose clean-up must not be captured.
                 self.capturing = None
                 template = check(R.cudaStreamEndCapture(stream.handle), "ending a capture")
             if all(kind in _IDLE for _, kind in _nodes(template)):  # it went to another stream
@@ -131,8 +130,7 @@ class CudaGraphs:
 
 @contextmanager
 def _relaxed() -> Iterator[None]:
-    """Allow `cudaMalloc` in the middle of a capture: it is harmless, but refused outside the
-    relaxed mode (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
+    """Allow `cudaMalloc` in a capture (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
     before = check(R.cudaThreadExchangeStreamCaptureMode(_RELAXED), "relaxing the capture mode")
     try:
         yield
@@ -151,13 +149,13 @@ def _kernels(graph: Any) -> list[Any]:
 
 
 def _destroy(executable: Any, template: Any, pools: object) -> None:
-    """Free a graph. Its work allocated from `pools`, which live in the arguments until then."""
+    """Free a graph, and with the arguments the pools from which its work allocated."""
     R.cudaGraphExecDestroy(executable)
     R.cudaGraphDestroy(template)
 
 
 def _end_capture(handle: int) -> None:
-    """End a capture that went wrong or was left open. Ending an invalidated one reports that."""
+    """End a capture that went wrong or was left open."""
     error, graph = R.cudaStreamEndCapture(handle)
     if int(error) == 0 and int(graph):
         R.cudaGraphDestroy(graph)
@@ -175,7 +173,7 @@ class CudaEvent:
 @dataclass(eq=False)
 class CudaHold:
     words: Any
-    """The slot's words of 4 bytes: written by the host to release; by the kernel to say how it
+    """The slot's words of 4 bytes: the host writes the first to release; the kernel writes how it
     ended, and (8 bytes each) how many cycles and nanoseconds it held."""
     slot: int
     stream: Stream
@@ -246,8 +244,7 @@ class CudaStreams:
     def elapsed(self, start: Event, end: Event) -> float:
         result = R.cudaEventElapsedTime(start.handle, end.handle)
         milliseconds = check(result, "reading the time between two events")
-        # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond
-        # there is nothing but longer files.
+        # CUDA gives milliseconds in 32 bits: below a picosecond there is nothing but longer files.
         return round(float(milliseconds) * 1e-3, 12)
 
     def synchronize(self, stream: Stream | None = None) -> None:
@@ -264,18 +261,18 @@ class CudaStreams:
                 continue
             self._free_slots.append(hold.slot)
             if expired is None and hold.words[1] == _EXPIRED:
-                expired = hold
+                expired = hold.timeout
         if expired is not None:
             raise HoldExpired(
-                f"the stream was held for {expired.timeout:g} s and not released: what was queued "
+                f"the stream was held for {expired:g} s and not released: what was queued "
                 "behind it waited for the device"
             )
 
     def end_captures(self) -> int:
-        # To ask for the legacy default stream while others are captured is an error.
         handles = {stream.handle for stream in self._streams}
         handles.update(_handles_of_libraries())
         ended = 0
+        # To ask for the legacy default stream while others are captured is an error.
         for handle in sorted(handles - {0, LEGACY_DEFAULT, PER_THREAD_DEFAULT}):
             status, captured = R.cudaStreamIsCapturing(handle)
             if int(status) == 0 and int(captured) != 0:  # not cudaStreamCaptureStatusNone
@@ -287,12 +284,10 @@ class CudaStreams:
         doing = "making a stream wait for another"
         mark = self._event(R.cudaEventDisableTiming)
         check(R.cudaEventRecord(mark.handle, other.handle), doing)
-        # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API,
-        # cudaEventDestroy).
+        # The event may go at once (CUDA Runtime API, cudaEventDestroy).
         check(R.cudaStreamWaitEvent(stream.handle, mark.handle, 0), doing)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
-        """Make `stream` wait. Raises `DeviceError`: all flags are in use."""
         kernel = self._compiler.private(HOLD_SOURCE, HOLD)
         if not self._flags:
             memory = self._memory.allocate(_SLOTS * _SLOT_WORDS * 4, MemoryKind.PINNED)

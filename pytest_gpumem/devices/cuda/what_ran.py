@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.cupti import USE_KINDS
 from pytest_gpumem.devices.cuda.hints import PROPERTIES
-from pytest_gpumem.devices.cuda.modules import MODULES, Kernel, Launch
+from pytest_gpumem.devices.cuda.modules import MODULES, LaunchCall, LaunchedKernel
 from pytest_gpumem.devices.protocol import Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
@@ -34,7 +34,7 @@ _WINDOW = struct.Struct("<QQfii")
 
 
 class PassRecords:
-    """The records of one pass."""
+    """The records of a pass."""
 
     def __init__(self, cupti: Any) -> None:
         self._cupti = cupti
@@ -42,7 +42,6 @@ class PassRecords:
         """With the number of the call, the node of its graph, and the start."""
 
     def receive(self, record: Any) -> None:
-        """Take a record, while CUPTI still holds its buffer."""
         cupti = self._cupti
         kind = cupti.ActivityKind(int(record.kind)).name
         if kind == "CONCURRENT_KERNEL":
@@ -72,12 +71,9 @@ class PassRecords:
         place = int(record.correlation_id), node, int(getattr(record, "start", 0))
         self._steps.append((place, step))
 
-    def what_ran(self, launches: Sequence[Launch], begin: int, end: int) -> WhatRan:
-        """Return the record of the launch.
-
-        `begin`, `end`: nanoseconds on CUPTI's clock. Waits outside are not the launch's.
-        Raises `Undelivered`: CUPTI delivered the kernels of another number of launches.
-        """
+    def what_ran(self, launches: Sequence[LaunchCall], begin: int, end: int) -> WhatRan:
+        """Return the record, without waits before `begin` and after `end`, in nanoseconds on
+        CUPTI's clock. Raises `Undelivered`: kernels of another number of launches."""
         ordered = []
         calls: dict[int, list[str]] = {}  # names of the kernels of each call that launches
         for (number, _, start), step in sorted(self._steps, key=operator.itemgetter(0)):
@@ -111,11 +107,11 @@ class PassRecords:
 
 
 def _of_launch(
-    names: Sequence[str], launch: Launch
+    names: Sequence[str], launch: LaunchCall
 ) -> Iterator[tuple[str | None, tuple[str, ...] | None, str]]:
-    """The digest of each kernel's module, its arguments, and why one of them is unknown. Kernels of
-    one name run as the graph's nodes follow."""
-    nodes: dict[str, list[Kernel]] = {}
+    """The digest of each kernel's module, its arguments, and why either is unknown. Kernels of a
+    name run as the graph's nodes follow."""
+    nodes: dict[str, list[LaunchedKernel]] = {}
     for kernel in launch.kernels or ():
         nodes.setdefault(kernel.name, []).append(kernel)
     for name in set(names):
@@ -147,7 +143,6 @@ def _kernel_step(record: Any) -> Step:
 
 
 def _window(address: int) -> str | None:
-    """The access-policy window at an address, in words; None for none."""
     if not address:
         return None
     base, nbytes, ratio, hit, miss = _WINDOW.unpack(ctypes.string_at(address, _WINDOW.size))

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -44,11 +44,7 @@ from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, argument_text, what_ran
 
-
-class _Ready(NamedTuple):
-    compute: Callable[[], object]
-    traffic: Traffic
-    ran: Step
+_Ready = tuple[Callable[[], object], Traffic, Step]  # effect, traffic and record of a kernel
 
 
 class SimulatedKernels(Facet, protocol.DeviceKernels):
@@ -96,7 +92,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
         source, element = _source(kernel.source or ""), element_type(launch)
         code = f"{source} {kernel.entry} {element} {shape.vectors}"
         step = replace(_kernel_step(kernel.name, shape, code), arguments=tuple(arguments))
-        return _Ready(_computation(launch), traffic, step)
+        return _computation(launch), traffic, step
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
         reference = foreign.reference
@@ -110,8 +106,8 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             code = f"{_code_of(foreign.function)} {_code_of(reference)} {foreign.accesses}"
         shape = LaunchShape(8 * self._roofline.facts.sm_count, 256)
         traffic = self._roofline.traffic(zip(foreign.accesses, foreign.allocations, strict=True))
-        ready = _Ready(reference, traffic, _kernel_step("reference", shape, code))
-        self._queue(ready, stream, None, 2 * LAUNCH)
+        step = _kernel_step("reference", shape, code)
+        self._queue((reference, traffic, step), stream, None, 2 * LAUNCH)
 
 
 def _computation(launch: Launch) -> Callable[[], None]:

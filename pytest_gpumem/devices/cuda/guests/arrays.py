@@ -36,9 +36,7 @@ def guest(
     shape: tuple[int, ...],
     like: Any,
 ) -> Any:
-    """Return an array of the library `like` over an allocation, made of that of `view`.
-    Raises `Unsupported`: no bridge to that library, or the library cannot take this memory or type.
-    """
+    """Return an array of the library `like` over an allocation. Raises `Unsupported`."""
     name = getattr(like, "__name__", None)
     if name not in _LIBRARIES:
         given = name if isinstance(name, str) else repr(like)
@@ -104,8 +102,7 @@ def _array(library: str, view: Any, allocation: Allocation, dtype: str, size: in
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are
-    imported. Numba, JAX, cuDF and cuda.core have none that could be set: `measuring.untimed` finds
-    where their work goes."""
+    imported. Other libraries have none that could be set."""
     with ExitStack() as stack:
         cupy, torch, warp = sys.modules.get("cupy"), usable_torch(), sys.modules.get("warp")
         if cupy is not None:
@@ -133,8 +130,7 @@ def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
 @contextmanager
 def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
     """Have CuPy and PyTorch, where they are in use, allocate from new pools, and yield these: they
-    must live as long as what is captured, whose memory would else be handed to others.
-    `relaxed`: allows an allocation of the driver inside the block."""
+    must live as long as what is captured. `relaxed`: allows the driver to allocate in a block."""
     pools: list[Any] = []
     cupy: Any = sys.modules.get("cupy")
     torch = usable_torch()

@@ -33,10 +33,8 @@ _CUPY: Series = ("CuPy", "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
-    """Each line here shows in the time of a test that allocates thousands of times. Arguments that
-    are not used have names too: Python would collect them in a dict, which takes longer than the
-    rest.
-    """
+    """Each line shows in the time of a test that allocates thousands of times. Arguments that are
+    not used have names too: to collect them in a dict takes longer than the rest."""
 
     name = "gpumem"
 
@@ -67,7 +65,6 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
             emit(AllocationEvent(perf_counter(), _CUPY, "use", mem_ptr, 0))
 
     def enter(self) -> None:
-        """Report this thread, and each that begins from now on."""
         with suppress(KeyError):  # it has the hook
             self.__enter__()
         if threading.getprofile() != self._begun:
@@ -75,7 +72,6 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
             threading.setprofile(self._begun)
 
     def leave(self) -> None:
-        """Report no thread that begins from now on, nor this one."""
         with suppress(KeyError):  # entered in another thread
             self.__exit__()
         if threading.getprofile() == self._begun:
@@ -128,8 +124,7 @@ class CupyMemory(Source):
 
 class RmmMemory(Source):
     """The counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where
-    that has a pool. What a pool gave out before counts as the driver's, as does memory of RMM that
-    comes from no pool or from managed memory."""
+    that has a pool. Other memory of RMM counts as the driver's."""
 
     name = "RMM"
 
@@ -140,8 +135,7 @@ class RmmMemory(Source):
         self._size = 0  # of the pool, when its allocations began to be counted
 
     def _to_pool(self) -> list[Any]:
-        """The device's resource, what that allocates from, and so on to its pool; empty where it
-        has none."""
+        """The device's resource, what that allocates from, and so on to its pool, if it has any."""
         resources = sys.modules.get("rmm.mr")
         if resources is None:
             return []
