@@ -71,7 +71,7 @@ def element_type(launch: Launch) -> str:
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
     """Return the C arguments in order: addresses as uint64, sizes as int64, scalars in the element
-    type. NumPy scalars are passed with exactly their own size and bits."""
+    type, as NumPy scalars of their size and bits."""
     kernel, call = launch.kernel, launch.call
     element = np.dtype(element_type(launch)).type
     scalars = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
@@ -103,12 +103,11 @@ def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (Dev
 
 
 MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
-"""Environment variable by which an MPS server fixes the set-aside when it starts (CUDA C++
-Programming Guide, L2 set-aside)."""
+"""By which an MPS server fixes the set-aside (CUDA C++ Programming Guide, L2 set-aside)."""
 
 
 def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
-    """Return why the set-aside cannot be changed, or None. `set_aside`: called under MPS."""
+    """Return why the set-aside cannot be changed. `set_aside`: called under MPS."""
     which, why = "", ""
     if facts.mig_profile is not None:
         which, why = f" (MIG profile {facts.mig_profile})", "the set-aside is disabled in MIG mode"

@@ -1,8 +1,7 @@
 """The memory that a test takes: sources report allocations into a log, and watches read it.
 
-Each source gives single allocations, counts, or both. Allocations tell the peak, and counts
-what is kept and reserved. Where a library's allocations are not all reported, its peak is at least
-what its counts have shown, and the footprint says so.
+Single allocations tell the peak, and a library's counts what is kept and reserved. Where not all
+allocations are reported, the peak is at least what the counts have shown.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ _PLACES: dict[MemoryKind, MemoryPlace] = {
 
 
 class Footprints:
-    """The memory that all libraries of this process, and the driver, take on a device.
-
-    `driver`: None on a simulated device, where only fixtures allocate.
-    `context`: gives the number of the context; None while there is none.
-    """
+    """The memory that this process takes on a device. `driver`: None on a simulated device, where
+    only fixtures allocate. `context`: gives the number of the context, or None."""
 
     def __init__(
         self,
@@ -57,7 +53,7 @@ class Footprints:
     ) -> None:
         self.driver, self._libraries, self._number = driver, libraries, context
         self.free_bytes: Callable[[], int | None] = lambda: None
-        """Memory of the device that would be free without that of fixtures and of the harness."""
+        """Memory that would be free without that of fixtures and of the harness."""
         self.log = MemoryLog()
         self.running: dict[str, Source] = {}
         self.reasons: dict[str, str] = {}  # by source, why it reports no single allocations
@@ -80,7 +76,7 @@ class Footprints:
             self.log.live[source.name].clear()
 
     def _gone(self) -> bool:
-        """True if the context is gone: handles of it, such as pools, are segmentation faults."""
+        """True if the context is gone: its handles, such as pools, are segmentation faults."""
         number = self._number()
         if self._context is None:
             self._context = number
@@ -93,11 +89,8 @@ class Footprints:
         return self.driver.name in self.running and self.driver.name not in self.reasons
 
     def start(self, *, driver: bool, allow_kept: Sequence[str] = (), root: Path = Path()) -> None:
-        """Have the sources report from now on.
-
-        `driver`: watch the driver's allocations too, which takes some 3 us each.
-        `allow_kept`: lines below `root` whose allocations are not kept.
-        """
+        """Have the sources report; the driver's allocations take some 3 us each. `allow_kept`:
+        lines below `root` whose allocations are not kept."""
         self.stop()
         number = self._number()
         if self._context not in (None, number):  # what it held went with it
@@ -128,7 +121,7 @@ class Footprints:
             self._sources = None
 
     def look(self) -> None:
-        """Watch libraries too that have come into use, as each read of a footprint does."""
+        """Watch libraries too that have come into use."""
         self._gone()  # notes the context that a test has made meanwhile
         if self._paused:
             return
@@ -147,7 +140,7 @@ class Footprints:
             source.lost(why)
 
     def _free_unseen(self) -> None:
-        """Book what nobody reported as freed of the driver's."""
+        """Book frees of the driver's that nobody reported."""
         for event in list(self.log.live[DRIVER].values()):
             if self.driver is not None and not self.driver.alive(event):
                 self.log.free(DRIVER, event.address)
@@ -159,7 +152,6 @@ class Footprints:
         return figures
 
     def settle(self) -> None:
-        """Book what the sources have to report."""
         if self._gone():
             why = "the device was reset (cudaDeviceReset): what its memory held went with it"
             raise DeviceError(why)
@@ -180,10 +172,8 @@ class Footprints:
 
     @contextmanager
     def ours(self) -> Iterator[Growth]:
-        """A block whose allocations are no test's. Frees count wherever they happen.
-
-        Yields the bytes by which libraries use more after the block; empty until it ends.
-        """
+        """A block whose allocations are no test's; frees count. Yields the bytes by which libraries
+        use more after the block; empty until it ends."""
         growth: Growth = {}
         begins = self._sources is not None and self._before is None and not self._gone()
         if begins:
@@ -196,7 +186,7 @@ class Footprints:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """As `ours`, and no source reports inside, so that none takes time: for timed samples."""
+        """As `ours`, and no source takes time inside: for timed samples."""
         with self.ours():
             pauses = not self._paused
             if pauses:
@@ -222,7 +212,7 @@ class Footprints:
                 self._pause()
 
     def released(self, growth: Growth) -> None:
-        """What was no test's, as `ours` gave it, is about to be freed."""
+        """What `ours` gave is about to be freed."""
         for series, nbytes in growth.items():
             for watch in self.watches:
                 watch.leave_out(series, Figures(-nbytes))
@@ -233,7 +223,6 @@ class Footprints:
         self._paused = True
 
     def _resume(self) -> None:
-        """Watch again, and book what was freed unseen."""
         self._paused = False
         if self._before is None or self._gone():
             return
@@ -252,7 +241,7 @@ class Footprints:
         self._before, self._first = self.figures(), len(self.log.changes)
 
     def _end_ours(self, growth: Growth) -> None:
-        """Leave out by how much libraries grew in the block; frees of the test's memory count."""
+        """Leave out by how much libraries grew in the block, but for frees."""
         begin = self._before
         try:
             if begin is None or self._gone():
@@ -275,7 +264,7 @@ class Footprints:
                 growth[series] = grown.used
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
-        """A fixture gave the test memory; return a number for `gave_back`, wherever it moves."""
+        """A fixture gave the test memory; return a number for `gave_back`."""
         place = _PLACES.get(kind)
         if self._sources is None or self._paused or place is None:
             return 0
@@ -284,7 +273,6 @@ class Footprints:
         return self._buffers
 
     def gave_back(self, number: int) -> None:
-        """A fixture's memory is the test's no longer; a second call does nothing."""
         if self._sources is not None and number:
             self._emit("device", number, 0)
 
@@ -300,7 +288,7 @@ class MemoryWatch:
         self._footprints, self._log = footprints, footprints.log
         self._mark = len(footprints.log.changes)
         self._before = footprints.figures()
-        """What libraries counted at the begin, and what they grew by since in blocks of `ours`."""
+        """What libraries counted at the begin, and grew by since in blocks of `ours`."""
         self._driver = footprints.driver_is_watched
         self._free = None if self._driver else footprints.free_bytes()
         self._most: dict[Series, int] = {}  # bytes in use when it was read
@@ -313,7 +301,7 @@ class MemoryWatch:
             self._free -= growth.used + growth.unused
 
     def read(self) -> Footprint:
-        """Return the footprint so far. Waits for no work."""
+        """Return the footprint so far."""
         footprints = self._footprints
         footprints.settle()
         if footprints.driver is not None and footprints.driver.name in self.gaps:
@@ -370,10 +358,8 @@ class MemoryWatch:
     def _counted(
         self, use: MemoryUse, series: Series, after: Figures
     ) -> tuple[MemoryUse, int | None]:
-        """Complete what was reported by a library's counts.
-
-        The second result is by how much its peak may be larger; None if the peak is known.
-        """
+        """Complete what was reported by a library's counts; with by how much its peak may be
+        larger, or None if the peak is known."""
         before = self._before.get(series, NOTHING)
         grown = after.plus(before, -1)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
@@ -395,7 +381,7 @@ class MemoryWatch:
     def _without_allowed(
         self, uses: Iterable[MemoryUse], changes: Iterable[Change]
     ) -> Iterable[MemoryUse]:
-        """Leave out of what is kept what lines allocated that `allow_kept` names."""
+        """Leave out of what is kept what lines of `allow_kept` allocated."""
         if self._log.allows is None:
             return uses
         allowed, others = Counter[Series](), Counter[Series]()
@@ -411,9 +397,11 @@ class MemoryWatch:
         return shown
 
     def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
-        """Return what the free memory of the device tells beyond what is known."""
-        now = self._footprints.free_bytes() if self._free is not None else None
-        if self._free is None or now is None:
+        """Return what free memory tells beyond what is known."""
+        if self._free is None:
+            return None
+        now = self._footprints.free_bytes()
+        if now is None:
             return None
         known = 0
         for use in uses:
@@ -422,7 +410,7 @@ class MemoryWatch:
         return max(0, self._free - now - known)
 
     def settle(self) -> None:
-        """Have libraries give back what they keep and cannot tell from what is used."""
+        """As `Source.settle`, of all that are watched."""
         self._footprints.settle()
         live = live_of(self._log.changes[self._mark :])
         pinned = any(event.series == (DRIVER, "pinned") for event in live)

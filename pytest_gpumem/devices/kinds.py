@@ -21,8 +21,7 @@ ALLOCATORS = (
     "cudaHostAlloc",
     "cudaHostRegister",
 )
-"""Ways of allocating. Every synchronisation gives back the unused memory of the first
-stream-ordered pool; the second keeps it."""
+"""Ways of allocating. The second stream-ordered pool keeps its memory at a synchronisation."""
 
 
 class DeviceError(ShownError):
@@ -58,7 +57,7 @@ class HoldExpired(DeviceError):
 
 
 class MemoryKind(str, Enum):
-    """The place of memory and the way it moves. Only allocation asks for the kind itself."""
+    """The place of memory and the way it moves."""
 
     DEVICE = "device"
     POOLED = "pooled"  # device memory of the driver's stream-ordered pool
@@ -98,7 +97,7 @@ class MemoryKind(str, Enum):
 
     @property
     def adopted(self) -> bool:
-        """It lies over memory that the process had before, such as a NumPy array."""
+        """It lies over memory such as a NumPy array."""
         return self in (MemoryKind.REGISTERED, MemoryKind.PAGEABLE)
 
     @property
@@ -108,8 +107,8 @@ class MemoryKind(str, Enum):
 
     @property
     def movable(self) -> bool:
-        """The harness gives it new addresses. A pool gives the same again; a link is slower than
-        all differences between places."""
+        """The harness gives it new addresses. A pool gives the same again, and a link is slower
+        than all differences between places."""
         return self in (MemoryKind.DEVICE, MemoryKind.MANAGED)
 
     @property
@@ -130,7 +129,6 @@ def is_of_a_driver(address: int, proc: Path = _PROC) -> bool:
 
 
 def _mapping(address: int, proc: Path) -> str:
-    """The line of /proc/self/maps for an address, or ""."""
     for line in (proc / "maps").read_text().splitlines():
         first, _, last = line.split(" ", 1)[0].partition("-")
         if int(first, 16) <= address < int(last, 16):
@@ -151,7 +149,7 @@ class Advice(str, Enum):
 
 @dataclass(eq=False)
 class Allocation:
-    """A piece of memory. Only the device that made it reads `backing`."""
+    """A piece of memory. Only its device reads `backing`."""
 
     kind: MemoryKind
     nbytes: int
@@ -206,7 +204,7 @@ class Launch:
     shape: LaunchShape
     arrays: Mapping[str, Allocation]  # array arguments by parameter name
     backing: Any = field(default=None, init=False, repr=False)
-    """What the device makes of it at the first launch. Only the device reads it."""
+    """What the device makes of it at the first launch."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +213,8 @@ class Foreign:
 
     function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
-    """Does the work of `function` on host views of the buffers. The simulated device runs it."""
+    """Does its work on host views of the buffers, for the simulated device."""
     accesses: tuple[Access, ...] = ()
-    """Accesses of a run, for simulated times. The names of arguments do not matter."""
+    """Accesses of a run, for simulated times."""
     allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
     on_simulated: bool = False  # it uses this device alone: the simulated device runs it too

@@ -36,7 +36,6 @@ class Figures(NamedTuple):
     allocations: int = 0  # up to now; they count where not each is reported
 
     def plus(self, other: Figures, sign: int = 1) -> Figures:
-        """Return the sums, or for a `sign` of -1 the differences, and the larger `high`."""
         return Figures(
             self.used + sign * other.used,
             self.unused + sign * other.unused,
@@ -51,10 +50,8 @@ NOTHING = Figures()
 
 
 class AllocationEvent(Struct, eq=False, gc=False):
-    """One allocation, or one free, which has 0 bytes.
-
-    A test may make thousands: tuples would start the garbage collector, which does not know these.
-    """
+    """An allocation, or a free, which has 0 bytes. A test may make thousands: tuples would start
+    the garbage collector, which does not know these."""
 
     at: float  # seconds on the clock of `time.perf_counter`
     series: Series
@@ -90,7 +87,7 @@ class MemoryLog:
         """By address: allocations of the driver since the first open watch began."""
 
     def allow(self, patterns: Sequence[str], root: Path) -> None:
-        """Mark from now on what lines allocate that `allow_kept` names."""
+        """Mark from now on what lines of `allow_kept` allocate."""
         self.allows, self.emit = None, self.add
         if patterns:
             self.allows = partial(is_named, patterns=patterns, root=root)
@@ -102,10 +99,8 @@ class MemoryLog:
         self.add(event)
 
     def settle(self, *, ours: bool = False) -> None:
-        """Book the events since the last call in order, once every source has reported.
-
-        `ours`: what was allocated since then is no test's, except for buffers of fixtures.
-        """
+        """Book the events since the last call, once every source has reported. `ours`: what was
+        allocated since then is no test's, except for buffers of fixtures."""
         pending = self._pending[:]  # other threads report meanwhile
         del self._pending[: len(pending)]
         segments = []
@@ -127,7 +122,6 @@ class MemoryLog:
                 self.changes.append(Change(segment.nbytes, segment))
 
     def free(self, library: str, address: int) -> None:
-        """Book the free of an allocation, if it is known."""
         freed = self.live[library].pop(address, None)
         if freed is not None:
             self.changes.append(Change(-freed.nbytes, freed))
@@ -141,7 +135,6 @@ class MemoryLog:
                 return
 
     def clear(self) -> None:
-        """Drop the changes: no watch is open."""
         self.changes.clear()
         self._made.clear()
 
@@ -183,10 +176,8 @@ def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
 
 def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
     """Give a pool `missing` bytes of the driver's that it took and did not report as segments.
-
-    Returns False if live allocations, taken largest first, do not add up to them: some count twice.
-    Where none live, the pool maps its memory, which is not reported.
-    """
+    False if live allocations, taken largest first, do not add up to them; where none live, the pool
+    maps its memory, which is not reported."""
     live = [event for event in live_of(changes) if event.series == (DRIVER, "device")]
     taken = []
     for event in live:
@@ -227,10 +218,8 @@ class Source:
         return True
 
     def start(self, log: MemoryLog) -> str | None:
-        """Report into `log` from now on, also after a `stop`.
-
-        Returns the reason if it cannot report single allocations. Its figures count all the same.
-        """
+        """Report into `log` from now on, also after a `stop`. Returns why it cannot report single
+        allocations, or None."""
 
     def drain(self) -> None:
         """Report what has happened up to now, where it is not reported at once."""
@@ -240,10 +229,8 @@ class Source:
         return {}
 
     def settle(self, *, pinned: bool) -> None:
-        """Give back what it keeps for reuse and cannot tell from what is used.
-
-        `pinned`: page-locked memory is among it, as it seems.
-        """
+        """Give back what it keeps for reuse and cannot tell from what is used. `pinned`: it seems
+        to keep page-locked memory."""
 
     def alive(self, allocated: AllocationEvent) -> bool:
         """False if an allocation is surely freed: frees inside `paused` were not reported."""

@@ -65,11 +65,9 @@ PLENTY = 0.75  # share of the device's memory that stays free while memory is ke
 
 
 class Stream(Protocol):
-    """An in-order queue of work."""
-
     @property
     def handle(self) -> int:
-        """The `cudaStream_t` as an integer; a serial number on the simulated device."""
+        """The `cudaStream_t`; a serial number on the simulated device."""
 
 
 Event = Any  # a point in a stream that can be timed
@@ -83,29 +81,27 @@ Cycle = Callable[[int, Stream], None]
 class Hold(Protocol):
     """A stream that waits while work is queued behind it: the work then has no launch gaps."""
 
-    def release(self) -> None:
-        """Let the stream go on."""
+    def release(self) -> None: ...
 
     def clock(self) -> float | None:
-        """Hertz of the SM clock during the hold, once it is synchronized; else None."""
+        """Hertz of the SM clock during the hold, once it is synchronized."""
 
 
 class Streams(Protocol):
     def create(self) -> Stream:
-        """A new non-blocking stream. It lives as long as it is referenced."""
+        """A new non-blocking stream, as long as it is referenced."""
 
     def defaults(self) -> tuple[Stream, ...]:
         """The legacy and the per-thread default stream, if there are any."""
         return ()
 
     def visible(self) -> tuple[Stream, ...]:
-        """Streams that may have a window: the default ones, CuPy's current one, and those of
-        `create`."""
+        """Streams that may have a window."""
 
     def event(self) -> Event: ...
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record `event` in `stream`; inside a capture, at every replay."""
+        """Record an event; inside a capture, at every replay."""
 
     def elapsed(self, start: Event, end: Event) -> float:
         """Seconds between two recorded and completed events."""
@@ -121,7 +117,7 @@ class Streams(Protocol):
         """Make `stream` wait for all that is queued on `other` now; the host does not wait."""
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
-        """Make `stream` wait until it is released, or for `timeout` seconds on its timer."""
+        """Make `stream` wait until it is released, or for `timeout` seconds."""
 
 
 class Graphs(Protocol):
@@ -132,7 +128,7 @@ class Graphs(Protocol):
         windows of the stream and of launches. Raises `CannotCapture`."""
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
-        """The window of each kernel in a graph, as the driver has it."""
+        """The window of each kernel, as the driver has it."""
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Queue a captured graph. Raises `CannotCapture` during a capture."""
@@ -140,7 +136,7 @@ class Graphs(Protocol):
 
 class DeviceKernels(Protocol):
     def compile(self, launch: Launch) -> None:
-        """Make a launch ready. Raises `DeviceError` with the compiler's message."""
+        """Raises `DeviceError` with the compiler's message."""
         return
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
@@ -175,13 +171,13 @@ class DeviceMemory(Protocol):
         Raises `OutOfMemory` before the driver is called."""
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        """A part, for copies and launches; it is not freed."""
+        """A part, which is not freed."""
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """Memory of a NumPy array, page-locked or left pageable."""
 
     def free(self, allocation: Allocation) -> None:
-        """Free or unregister; a second call does nothing."""
+        """A second call does nothing."""
 
     def free_bytes(self, kind: MemoryKind) -> int: ...
 
@@ -190,8 +186,8 @@ class DeviceMemory(Protocol):
         1 MiB and more aligned to 2 MiB, else to 512 bytes. Raises `OutOfMemory`."""
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
-        """Free memory that is kept for reuse, unless this share of the device's memory is free
-        besides; False if nothing was freed."""
+        """Free memory that is kept for reuse, unless this share of all is free besides; False if
+        nothing was freed."""
         return False
 
     def settle(self) -> None:
@@ -204,25 +200,22 @@ class DeviceMemory(Protocol):
     def host(self) -> HostMemory: ...
 
     def near_host(self) -> AbstractContextManager[int | None]:
-        """Run on the CPUs of the device's NUMA node inside the block: memory touched first lies
-        there. Yields the node, or None if the block runs anywhere."""
+        """Run on the CPUs of the device's NUMA node, so that memory touched first lies there.
+        Yields the node, or None if the block runs anywhere."""
         return nullcontext()
 
     def allocator(self, name: str) -> AbstractContextManager[Cycle]:
-        """A way of allocating, by its name in `ALLOCATORS`, whose time can be measured. Raises
-        `Unsupported` if there is none."""
+        """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported`."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        """A one-dimensional array: of CuPy for memory that the device sees, else of NumPy. On the
-        simulated device it has the part that is real."""
+        """A one-dimensional array: of CuPy for memory that the device sees, else of NumPy; on the
+        simulated device, of the part that is real."""
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        """An array of the module `like`. Raises `Unsupported`: this device has no bridge to it."""
+        """An array of the module `like`. Raises `Unsupported`."""
 
 
 class Content(Protocol):
-    """The content of memory: filled, copied, read and compared."""
-
     @property
     def on_host(self) -> bool:
         """CuPy cannot compute any more."""
@@ -252,24 +245,20 @@ class Content(Protocol):
         """Copy a NumPy array into the memory, waiting for it."""
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
-        """Return how many elements of two arrays differ and the index of the first, or None.
-
-        Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at
-        all. NaN equals nothing. Raises `Unsupported` for elements that are no numbers.
-        """
+        """Return how many elements differ and the index of the first, or None. Floats differ if
+        |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all. NaN equals
+        nothing. Raises `Unsupported` for elements that are no numbers."""
 
 
 class L2(Protocol):
-    """Persisting L2: the set-aside, access-policy windows of streams, and persisting lines."""
-
     def set_aside(self) -> int:
-        """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
+        """`cudaLimitPersistingL2CacheSize`."""
 
     def request_set_aside(self, nbytes: int) -> int:
         """Set it where `checks.unsupported` has no reason; return what is granted."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        """Set the stream's window, or turn it off, which leaves persisting lines."""
+        """Set a stream's window, or turn it off, which leaves persisting lines."""
 
     def window(self, stream: Stream) -> WindowSpec | None: ...
 
@@ -291,7 +280,7 @@ class Managed(Protocol):
 
 
 class Span(NamedTuple):
-    """When a kernel, copy or memset ran: seconds on a clock that all spans of a pass share."""
+    """When a kernel, copy or memset ran: seconds on a clock of the pass."""
 
     name: str  # a kernel's name as CUDA reports it; empty for a copy or a memset
     grid: int  # blocks; 0 for a copy or a memset
@@ -304,8 +293,6 @@ class Span(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """The kernels of some work."""
-
     kernels: Sequence[Span]
 
     @property
@@ -329,20 +316,19 @@ class Counters(Protocol):
         """Count faults and migrations of managed pages."""
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Record the kernels."""
         kernels = [span for span in self.spans(work) if span.grid]
         if not kernels:
             raise NotCounted("no kernel was reported")
         return Activity(kernels)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        """Record each kernel, copy and memset, in any order and without holds."""
+        """Record each kernel, copy and memset, in any order."""
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step. `wait` waits for what `work` queues; its calls are left out."""
 
     def loading(self) -> AbstractContextManager[object]:
-        """Follow which first launch loads which machine code inside the block."""
+        """Follow which launch loads which machine code."""
         return nullcontext()
 
 
@@ -363,14 +349,14 @@ class Device(Protocol):
     def facts(self) -> DeviceFacts: ...
 
     def now(self) -> float:
-        """Seconds on the host's clock, or on the simulated device's virtual one."""
+        """Seconds on the host's clock, or on a virtual one."""
 
     def pause(self, seconds: float) -> None: ...
 
     def conditions(self) -> Conditions: ...
 
     def current(self) -> AbstractContextManager[None]:
-        """Make this GPU current in this thread inside the block."""
+        """Make this GPU current in this thread."""
         return nullcontext()
 
     def elsewhere(self) -> str | None:
@@ -378,26 +364,26 @@ class Device(Protocol):
         return None
 
     def launches_wait(self) -> bool:
-        """True if every launch waits for the device (`CUDA_LAUNCH_BLOCKING`): no hold works."""
+        """True if every launch waits (`CUDA_LAUNCH_BLOCKING`): no hold works."""
         return False
 
     def gone(self) -> str | None:
-        """Why the context is gone with all its handles, such as by `cudaDeviceReset`; else None."""
+        """Why the context is gone with all its handles, as by `cudaDeviceReset`; else None."""
         return None
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
-        """Allow or forbid peer access to the GPU of `PEER` memory inside the block; without it,
-        copies go through the host. Raises `Unsupported`: it is impossible."""
+        """Allow or forbid peer access to the GPU of `PEER` memory; without it, copies go through
+        the host. Raises `Unsupported`."""
 
     def close(self) -> None:
-        """Free the device's resources, without allocations of callers."""
+        """Free all but the allocations of callers."""
 
 
 class WaitCounter(Protocol):
     """Counts the waits of this process by the innermost line of the user's code, in no context."""
 
     def start(self) -> None:
-        """Count from now on. Raises `NotCounted`: with the reason."""
+        """Count from now on. Raises `NotCounted`."""
 
     def stop(self) -> None:
         """Count no longer; a second call does nothing."""

@@ -18,8 +18,8 @@ _LEAST = 1e-30  # |expected| below it counts as it: the protocol's rule
 
 
 def plain_type(dtype: str) -> tuple[str, int]:
-    """The type that an element is filled as, and how many of it an element holds: two floats for a
-    complex number, bytes for what is rare."""
+    """The type as which an element is filled, and how many of it it holds: two floats for a complex
+    number, bytes for what is rare."""
     element = np.dtype(dtype)
     if element.kind in "iu":
         return f"u{element.itemsize}", 1
@@ -31,7 +31,7 @@ def plain_type(dtype: str) -> tuple[str, int]:
 
 
 def start_of(seed: int) -> int:
-    """A hash, because the sequences of neighbouring seeds would overlap."""
+    """A hash: the sequences of neighbouring seeds would overlap."""
     return int(_mixed(np.array([seed & (2**64 - 1)], dtype=np.uint64))[0])
 
 

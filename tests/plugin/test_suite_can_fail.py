@@ -30,7 +30,7 @@ from pytest_gpumem.devices.simulated.device import (
 )
 from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMemory
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
-from pytest_gpumem.devices.simulated.streams import COMPUTE, SimulatedStreams, Work
+from pytest_gpumem.devices.simulated.streams import COMPUTE, Operation, SimulatedStreams
 from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.memory import l2, window_request
@@ -189,7 +189,7 @@ def late_joins(patch: Patch) -> None:
 
     def join(original: Any, self: Any, stream: Any, other: Any) -> None:
         original(self, stream, other)
-        self._timeline.queue(stream, Work(COMPUTE, lambda: 1e-3), 0.0)
+        self._timeline.queue(stream, Operation(COMPUTE, lambda: 1e-3), 0.0)
 
     wrap(patch, SimulatedStreams, "join", join)
 
@@ -212,7 +212,7 @@ def device_copies_over_the_link(patch: Patch) -> None:
         original(self, to, source, nbytes, stream)
         if not (to.kind.on_host or source.kind.on_host):
             seconds = 2 * nbytes / self._roofline.sheet.link_bandwidth
-            self._timeline.queue(stream, Work(COMPUTE, lambda: seconds), 0.0)
+            self._timeline.queue(stream, Operation(COMPUTE, lambda: seconds), 0.0)
 
     wrap(patch, SimulatedContent, "copy", copy)
 

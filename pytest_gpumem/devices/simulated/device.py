@@ -36,7 +36,7 @@ from pytest_gpumem.devices.simulated.memory import (
     prefix,
 )
 from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
-from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Timeline, Work
+from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
 from pytest_gpumem.records.device import DeviceFacts
@@ -71,7 +71,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
         if window is not None:
             ran = replace(ran, window=window.words)
         seconds = partial(self._roofline.kernel, traffic, window)
-        self._timeline.queue(stream, Work(streams.COMPUTE, seconds, compute, ran), cost)
+        self._timeline.queue(stream, Operation(streams.COMPUTE, seconds, compute, ran), cost)
 
     def _ready(self, launch: Launch) -> _Ready:
         kernel, call, shape = launch.kernel, launch.call, launch.shape
@@ -111,7 +111,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
 
 def _computation(launch: Launch) -> Callable[[], None]:
-    """Return what writes the part of a kernel's results that is real, by its reference."""
+    """Return what writes the real part of a kernel's results, by its reference."""
     kernel = launch.kernel
     reference = kernel.reference
     if reference is None:
@@ -209,7 +209,7 @@ class SimulatedManaged(Facet, protocol.Managed):
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
         self._timeline.forbid_capture("a prefetch cannot be captured")
         engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
-        work = Work(engine, partial(self._roofline.prefetch, allocation, to_host))
+        work = Operation(engine, partial(self._roofline.prefetch, allocation, to_host))
         self._timeline.queue(stream, work, LAUNCH)
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
@@ -246,7 +246,7 @@ class SimulatedCounters(Facet, protocol.Counters):
 
 
 class SimulatedDevice(protocol.Device):
-    """A device with a datasheet's figures. The same seed and calls give exactly the same times."""
+    """A device with a datasheet's figures. The same seed and calls give the same times."""
 
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:
         timeline = self.timeline = Timeline(datasheet)

@@ -17,7 +17,7 @@ from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
 from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
-from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
+from pytest_gpumem.devices.simulated.streams import Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -46,7 +46,7 @@ def _backed(allocation: Allocation) -> NDArray[np.uint8]:
 
 
 def prefix(allocation: Allocation, dtype: str, size: int) -> NDArray[Any]:
-    """Return a writable array over the first `size` elements, or over those that are backed."""
+    """Return an array over the first `size` elements, or over those that are backed."""
     memory, itemsize = _backed(allocation), np.dtype(dtype).itemsize
     return memory[: min(size, len(memory) // itemsize) * itemsize].view(dtype)
 
@@ -187,7 +187,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         array = prefix(allocation, dtype, size)
         if array.size == size:
             return array.reshape(shape)
-        # Partly backed: as many whole rows as there are.
         return array[: array.size // row * row].reshape(-1, *shape[1:])
 
 
@@ -218,7 +217,7 @@ class SimulatedContent(Facet, protocol.Content):
             return
         traffic = self._roofline.traffic([(Access("", "write", nbytes, nbytes), allocation)])
         ran = Step(StepKind.MEMSET, memory=memory_name(allocation), nbytes=nbytes)
-        work = Work(streams.COMPUTE, partial(self._roofline.kernel, traffic), effect, ran)
+        work = Operation(streams.COMPUTE, partial(self._roofline.kernel, traffic), effect, ran)
         self._timeline.queue(stream, work, streams.LAUNCH)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Any) -> None:
@@ -239,7 +238,7 @@ class SimulatedContent(Facet, protocol.Content):
         seconds = partial(self._roofline.copy, destination, source, nbytes)
         effect = partial(np.copyto, target[:real], origin[:real])
         engine = _ENGINES.get(direction, streams.HOST_TO_DEVICE)
-        self._timeline.queue(stream, Work(engine, seconds, effect, ran), streams.LAUNCH)
+        self._timeline.queue(stream, Operation(engine, seconds, effect, ran), streams.LAUNCH)
         if waits:
             self._timeline.wait(stream)
 

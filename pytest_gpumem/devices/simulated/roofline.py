@@ -2,11 +2,10 @@
 
 A kernel takes a launch's time plus that of its slowest part: bytes over the bandwidth of what
 serves them (DRAM; L2 for arrays that an earlier launch left there; the host link), cycles of the
-SMs, or a chain of dependent accesses. The bytes are those that threads ask for, times the sectors
-of a request over the four of a coalesced request. Page faults and migrations come on top.
+SMs, or a chain of dependent accesses. Page faults and migrations come on top.
 
 The pages of a managed allocation lie together. Advice matters where it keeps pages on the host
-(CUDA C++ Programming Guide, Data Usage Hints); other advice changes nothing.
+(CUDA C++ Programming Guide, Data Usage Hints).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class PageLog:
         return counts
 
     def moved(self, direction: str, nbytes: float, cause: str) -> float:
-        """Count a migration, "to_device" or "to_host". Return the seconds that the link needs."""
+        """Count a migration, "to_device" or "to_host". Return the seconds of the link."""
         seconds = nbytes / self._bandwidth
         if nbytes:
             self.counts[direction] += round(nbytes)
@@ -75,7 +74,7 @@ class Pages:
             self._accessed_by_device = self.mapped = on
 
     def prefetch(self, nbytes: float, *, to_host: bool) -> float:
-        """Move to a place. Return the seconds of the link."""
+        """Return the seconds of the link."""
         place = "host" if to_host else "device"
         before, self.place = self.place, place
         if before in (None, place):
@@ -84,7 +83,7 @@ class Pages:
         return self._log.moved(f"to_{place}", nbytes, "prefetch")
 
     def touched_by_host(self, nbytes: float) -> float:
-        """Return the seconds that the host loses, which touches `nbytes`."""
+        """Return the seconds that the host loses."""
         before, self.place = self.place, "host"
         if before != "device":
             return 0.0
@@ -92,7 +91,7 @@ class Pages:
         return self._log.moved("to_host", nbytes, "fault")
 
     def touched_by_device(self, nbytes: float, *, page_by_page: bool) -> tuple[float, float]:
-        """Return the seconds that a launch loses which touches `nbytes`, and bytes of the link."""
+        """Return the seconds that a launch loses, and the bytes of the link."""
         if self.place is None:
             self.place = "host" if self._prefers_host else "device"
         if self.place == "device":
@@ -150,7 +149,7 @@ class Traffic:
 
 
 class Roofline:
-    """The times, and the state on which they depend: all but the set-aside of L2."""
+    """The times, and the state on which they depend."""
 
     def __init__(self, sheet: Datasheet, seed: int) -> None:
         self.sheet = sheet
@@ -168,7 +167,6 @@ class Roofline:
     def traffic(
         self, accesses: Iterable[tuple[Access, Allocation]], chain: float = 0, cycles: float = 0
     ) -> Traffic:
-        """Add up the accesses of a launch, its dependent accesses, and the cycles of its SMs."""
         uses: dict[int, Use] = {}
         for access, allocation in accesses:
             uses.setdefault(id(allocation), Use(allocation)).add(access)
@@ -228,7 +226,6 @@ class Roofline:
         return seconds * math.exp(self._random.gauss(0.0, spread))
 
     def _latency(self, use: Use, *, on_link: bool) -> float:
-        """Return the seconds of a dependent access."""
         if use.allocation.kind.on_host or on_link:
             return self.sheet.link_latency
         if use.through_l1 and use.allocation.nbytes <= self.sheet.shared_bytes_per_sm:
@@ -254,11 +251,10 @@ class Roofline:
             total -= self._hot.pop(next(iter(self._hot)))
 
     def forget(self, allocation: Allocation) -> None:
-        """Drop memory from L2 that was freed, moved, or written by another than a kernel."""
+        """Drop memory from L2 that was freed, moved, or not written by a kernel."""
         self._hot.pop(id(allocation), None)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int) -> float:
-        """Return the seconds of a copy."""
         for memory in (destination, source):
             if id(memory) in self.pages:
                 self.pages[id(memory)].place = "device"
@@ -274,13 +270,12 @@ class Roofline:
         return self._noisy(self.sheet.copy_start + nbytes / rate)
 
     def prefetch(self, allocation: Allocation, to_host: bool) -> float:
-        """Return the seconds of a prefetch of managed memory."""
         self.forget(allocation)
         moving = self.pages[id(allocation)].prefetch(allocation.nbytes, to_host=to_host)
         return self._noisy(moving + self.sheet.launch)
 
     def host_access(self, allocation: Allocation) -> float:
-        """Return the seconds that managed pages need to come to the host, which touches them."""
+        """Return the seconds that managed pages need to come to the host."""
         self.forget(allocation)
         pages = self.pages.get(id(allocation))
         return 0.0 if pages is None else pages.touched_by_host(allocation.nbytes)

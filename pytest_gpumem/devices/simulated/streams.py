@@ -1,8 +1,7 @@
 """The simulated device's streams, events and captured graphs, on virtual time.
 
-Results, times, L2 and pages follow the order of the calls. A stream is in order, and so are the
-engines for kernels and for copies each way. What is behind a hold is scheduled when the hold is
-released or has timed out.
+Results, L2 and pages follow the order of the calls. Streams are in order, and so are the engines
+for kernels and for copies each way. What is behind a hold is scheduled when that ends.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class SimulatedEvent:
 
 
 @dataclass(eq=False)
-class Work:
+class Operation:
     """A kernel, a copy or a fill."""
 
     engine: str
@@ -68,8 +67,6 @@ class Wait:
 
 @dataclass(eq=False)
 class SimulatedHold:
-    """A wait for the host."""
-
     timeline: Timeline
     timeout: float
     released: float | None = None  # virtual time; infinite where nobody will release it
@@ -84,7 +81,7 @@ class SimulatedHold:
             self.timeline.run()
 
 
-Item = Work | SimulatedEvent | Wait | SimulatedHold
+Item = Operation | SimulatedEvent | Wait | SimulatedHold
 
 
 @dataclass(eq=False)
@@ -116,7 +113,7 @@ class Timeline:
         """What holds stop, in the order of the calls, with the time of issue and its seconds."""
 
     def call(self, seconds: float = CALL, uncaptured: str | None = None) -> None:
-        """Let a call take its time on the host. `uncaptured`: why it cannot be captured."""
+        """Take time on the host. `uncaptured`: why the call cannot be captured."""
         if uncaptured is not None:
             self.forbid_capture(uncaptured)
         self.host += seconds
@@ -136,13 +133,13 @@ class Timeline:
         self.capturing.items.append(item)
 
     def submit(self, stream: SimulatedStream, item: Item) -> None:
-        """Do an item now on the host's clock. While a launch is watched, it is only recorded."""
+        """Do an item now; while a launch is watched, only record it."""
         if self.steps is not None:
-            if isinstance(item, Work) and item.ran is not None:
+            if isinstance(item, Operation) and item.ran is not None:
                 self.watch(item.ran, stream)
             return
         seconds = 0.0
-        if isinstance(item, Work):
+        if isinstance(item, Operation):
             if item.effect is not None:
                 item.effect()
             seconds = item.seconds()
@@ -159,7 +156,7 @@ class Timeline:
             self._schedule(*entry)
 
     def _schedule(self, stream: SimulatedStream, item: Item, issued: float, seconds: float) -> None:
-        """Schedule an item behind all others of its stream, or have it wait behind a hold."""
+        """Schedule an item behind those of its stream, or have it wait behind a hold."""
         time = max(stream.ready, issued + _SUBMIT)
         waits = False
         if isinstance(item, SimulatedHold):
@@ -170,7 +167,7 @@ class Timeline:
             stream.blocked = True
             self._waiting.append((stream, item, issued, seconds))
             return
-        if isinstance(item, Work):
+        if isinstance(item, Operation):
             start = max(time, self._free[item.engine])
             time = start + seconds
             ran = item.ran
@@ -191,7 +188,7 @@ class Timeline:
         self.latest = max(self.latest, time)
 
     def wait(self, stream: SimulatedStream | None) -> None:
-        """Wait for a stream, or for all (None); holds that stop it run into their time-outs."""
+        """Wait for a stream, or for all; holds that stop it run into their time-outs."""
         while self._waiting if stream is None else stream.blocked:
             holds = [item for _, item, *_ in self._waiting if isinstance(item, SimulatedHold)]
             holds[0].released = math.inf
@@ -207,8 +204,6 @@ class Timeline:
 
 
 class Facet:
-    """A part of the device."""
-
     def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
         self._timeline, self._roofline = timeline, roofline
 
@@ -289,7 +284,7 @@ class SimulatedGraphs(Facet, protocol.Graphs):
             timeline.capturing = None
         if timeline.cannot is not None:
             raise timeline.cannot
-        if not any(isinstance(item, Work) for item in graph.items):
+        if not any(isinstance(item, Operation) for item in graph.items):
             raise CannotCapture("it queued nothing on the stream that is captured")
         return graph
 
