@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.nsight import ncu, tools
-from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, Kernel, Launch
+from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, ProfiledKernel, ProfiledLaunch
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.runs import RunError, child
@@ -40,9 +40,7 @@ def explain(
 ) -> Explanation:
     """Count each side of a test once under Nsight Compute, or under Nsight Systems where counters
     may not be read, and run each once more for what it ran. `base` is a git revision, head the
-    working tree.
-    Raises `UserError`: a side cannot run the test. Raises `NoAnswer`: nothing could be counted.
-    """
+    working tree. Raises `UserError`; `NoAnswer`: nothing could be counted."""
     device = tools.check(arguments, environment)
     tools.find(tools.NCU, environment)
     try:
@@ -81,8 +79,8 @@ def _count(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     echo: Callable[[str], object],
-    under_tool: Callable[..., tuple[list[Launch], int]],
-) -> list[tuple[list[Launch], int]]:
+    under_tool: Callable[..., tuple[list[ProfiledLaunch], int]],
+) -> list[tuple[list[ProfiledLaunch], int]]:
     """The launches and the exit code of each side, by a function of `ncu` that runs pytest."""
     counts = []
     head = sides[HEAD]
@@ -103,7 +101,7 @@ def _count(
 
 
 def compare(
-    base: Sequence[Kernel], head: Sequence[Kernel], counters: Sequence[Counter]
+    base: Sequence[ProfiledKernel], head: Sequence[ProfiledKernel], counters: Sequence[Counter]
 ) -> dict[str, list[str]]:
     """The counters that differ by more than 5 %, with both values, by measurement."""
     before = {(kernel.place, kernel.name): kernel for kernel in base}
@@ -122,7 +120,9 @@ def compare(
     return lines
 
 
-def _differences(base: Kernel, head: Kernel, counters: Sequence[Counter]) -> list[str]:
+def _differences(
+    base: ProfiledKernel, head: ProfiledKernel, counters: Sequence[Counter]
+) -> list[str]:
     texts = []
     if base.launches != head.launches:
         texts.append(f"launches {base.launches} → {head.launches}")

@@ -73,18 +73,18 @@ METRICS = sum((counter.metrics for counter in COUNTERS), TIME.metrics)
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A measured launch of a kernel, with its metrics in bytes, nanoseconds, percent and counts."""
+class ProfiledLaunch:
+    """A measured launch, with its metrics in bytes, nanoseconds, percent and counts."""
 
     test: str  # name of the test's range
-    label: str  # label of the measurement in its range; empty without one
+    label: str  # of the measurement in its range; empty without one
     kernel: str  # demangled
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """All measured launches of a kernel in one measurement, with means by launch."""
+class ProfiledKernel:
+    """All measured launches of a kernel in a measurement, with means by launch."""
 
     test: str
     label: str
@@ -94,11 +94,10 @@ class Kernel:
 
     @property
     def place(self) -> str:
-        """The measurement, as ranges name it: "test_sum_f4", "test_sum_f4 small"."""
+        """The measurement, such as "test_sum_f4 small"."""
         return f"{self.test} {self.label}".rstrip()
 
     def figure(self, counter: Counter) -> float | None:
-        """The figure of a counter; None if it was not counted."""
         total = 0.0
         for metric in counter.metrics:
             if metric not in self.metrics:
@@ -107,10 +106,9 @@ class Kernel:
         return total
 
 
-def kernels_of(launches: Iterable[Launch]) -> list[Kernel]:
-    """The kernels of each measurement, in the order of their first launch, without metrics that a
-    launch lacks."""
-    groups: dict[tuple[str, str, str], list[Launch]] = {}
+def kernels_of(launches: Iterable[ProfiledLaunch]) -> list[ProfiledKernel]:
+    """The kernels of each measurement, without metrics that a launch lacks."""
+    groups: dict[tuple[str, str, str], list[ProfiledLaunch]] = {}
     for launch in launches:
         groups.setdefault((launch.test, launch.label, launch.kernel), []).append(launch)
     kernels = []
@@ -120,7 +118,7 @@ def kernels_of(launches: Iterable[Launch]) -> list[Kernel]:
             values = [launch.metrics[metric] for launch in group if metric in launch.metrics]
             if len(values) == len(group):
                 means[metric] = sum(values) / len(values)
-        kernels.append(Kernel(*key, len(group), means))
+        kernels.append(ProfiledKernel(*key, len(group), means))
     return kernels
 
 
@@ -141,11 +139,9 @@ _UNITS = (
 )
 
 
-def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[Launch]:
-    """The measured launches of `ncu --csv --page raw --print-units base` among other output, with
-    those of `metrics` that the page has.
-    Raises `BadReport`: it is no such page, or a figure or its unit is unknown.
-    """
+def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledLaunch]:
+    """The measured launches of `ncu --csv --page raw --print-units base` among other output. Raises
+    `BadReport`: it is no such page, or a figure or its unit is unknown."""
     lines = page.splitlines()
     while lines and not lines[0].startswith('"ID"'):
         del lines[0]
@@ -169,7 +165,7 @@ def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[Launch]:
         place = place_of(stack)
         if place is not None:
             figures = _figures(row, units, metrics)
-            launches.append(Launch(*place, row["Kernel Name"], figures))
+            launches.append(ProfiledLaunch(*place, row["Kernel Name"], figures))
     return launches
 
 
@@ -193,7 +189,7 @@ def _figures(
 
 def place_of(ranges: Sequence[str]) -> tuple[str, str] | None:
     """The test and the label of a measured launch, by the open ranges of our domain, outermost
-    first; None outside of a launch."""
+    first; None outside of measured launches."""
     # The innermost: a test that runs pytest itself has another test's ranges around it.
     for name in reversed(ranges):
         if name.endswith(f".{MEASURE}"):
@@ -215,11 +211,9 @@ def count_launches(
     *,
     folder: Path | None = None,
     metrics: Sequence[str] = METRICS,
-) -> tuple[list[Launch], int]:
+) -> tuple[list[ProfiledLaunch], int]:
     """Run pytest's `command` under Nsight Compute. Returns the measured launches, and pytest's exit
-    code.
-    Raises `CountersForbidden`: this user may not count. Raises `NoAnswer`: nothing was counted.
-    """
+    code. Raises `CountersForbidden`, or `NoAnswer`: nothing was counted."""
     program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         log = Path(scratch, "ncu.log")
@@ -241,7 +235,7 @@ def count_launches(
     return launches, finished.exit_code
 
 
-def table(kernels: Sequence[Kernel]) -> list[str]:
+def table(kernels: Sequence[ProfiledKernel]) -> list[str]:
     """A table: below each measurement its kernels, and below each kernel its figures."""
     counters = (TIME, *COUNTERS)
     lines = [_line(counter.title for counter in counters)]
@@ -275,9 +269,8 @@ def time_launches(
     echo: Callable[[str], object],
     *,
     folder: Path | None = None,
-) -> tuple[list[Launch], int]:
-    """Run pytest's `command` under Nsight Systems. Returns the measured launches with the mean time
-    of their kernel, and pytest's exit code. Raises `NoAnswer`: nothing was recorded."""
+) -> tuple[list[ProfiledLaunch], int]:
+    """As `count_launches`, under Nsight Systems: each launch has the mean time of its kernel."""
     program = find(NSYS, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         report = Path(scratch, f"run{NSYS.report}")
@@ -292,7 +285,7 @@ def time_launches(
     return launches, traced.exit_code
 
 
-def read_times(page: str) -> list[Launch]:
+def read_times(page: str) -> list[ProfiledLaunch]:
     """The measured launches of `nsys stats --report nvtx_kern_sum --format csv`."""
     lines = page.splitlines()
     while lines and not lines[0].startswith("NVTX Range,"):
@@ -305,7 +298,9 @@ def read_times(page: str) -> list[Launch]:
         if domain != DOMAIN or place is None or not kernel or not count or not mean:
             continue
         try:
-            launches += [Launch(*place, kernel, {TIME.metrics[0]: float(mean)})] * int(count)
+            launches += [ProfiledLaunch(*place, kernel, {TIME.metrics[0]: float(mean)})] * int(
+                count
+            )
         except ValueError:
             continue
     return launches

@@ -53,8 +53,7 @@ def write_report(
     `nodeids`: of tests; empty for all that the arguments select.
     `file`: the report, with or without its ending; None: a new one in the working directory.
     `chosen`: the user's options of the tool.
-    Raises `UserError`: the run cannot be profiled, or the report cannot be written.
-    Raises `NoAnswer`: the tool is missing, or wrote no report.
+    Raises `UserError`; `NoAnswer`: the tool is missing, or wrote no report.
     """
     for word in chosen:
         if word.partition("=")[0] in ("-o", "--output", "--export", "--log-file"):

@@ -14,7 +14,7 @@ from committing import commit
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import explain
 from pytest_gpumem.nsight.explain import compare, ran_differently
-from pytest_gpumem.nsight.ncu import COUNTERS, Kernel
+from pytest_gpumem.nsight.ncu import COUNTERS, ProfiledKernel
 from pytest_gpumem.runs.processes import BASE, HEAD
 from pytest_gpumem.runs.worktree import two_sides
 
@@ -27,8 +27,8 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 Call = Callable[..., Result]
 
 
-def kernel(metrics: dict[str, float], name: str = "triad", launches: int = 5) -> Kernel:
-    return Kernel("test_a", "", name, launches, metrics)
+def kernel(metrics: dict[str, float], name: str = "triad", launches: int = 5) -> ProfiledKernel:
+    return ProfiledKernel("test_a", "", name, launches, metrics)
 
 
 def test_counters_that_differ_by_more_than_five_percent_have_both_values() -> None:

@@ -12,7 +12,7 @@ from pytest_gpumem.nsight.ncu import (
     COUNTERS,
     TIME,
     BadReport,
-    Kernel,
+    ProfiledKernel,
     kernels_of,
     place_of,
     read_launches,
@@ -32,7 +32,7 @@ def page(*launches: tuple[str, tuple[str, ...]]) -> str:
     return ncu_csv.log(*lines)
 
 
-def figures(kernel: Kernel) -> dict[str, str]:
+def figures(kernel: ProfiledKernel) -> dict[str, str]:
     """The texts of a kernel's counters, by title."""
     texts = {}
     for counter in (TIME, *COUNTERS):
@@ -94,15 +94,15 @@ def test_a_figure_of_a_kernel_is_the_mean_of_its_launches_and_missing_where_one_
 
 def test_a_table_has_measurements_kernels_and_figures() -> None:
     kernels = [
-        Kernel(
+        ProfiledKernel(
             "test_a",
             "",
             "first",
             5,
             {TIME_METRIC: 1000.0, READ: 1024.0, "dram__bytes_write.sum": 0.0},
         ),
-        Kernel("test_a", "", "second", 1, {}),
-        Kernel("test_b", "small", "first", 5, {"launch__registers_per_thread": 32.0}),
+        ProfiledKernel("test_a", "", "second", 1, {}),
+        ProfiledKernel("test_b", "small", "first", 5, {"launch__registers_per_thread": 32.0}),
     ]
     lines = [" ".join(line.split()) for line in table(kernels)]
     assert lines == [
@@ -171,7 +171,7 @@ gpumem:test_a.measure,PushPop,1,1,5,broken,1000,100.5,100,90,110,1.0,other
 other:test_b.measure,PushPop,1,1,5,5,500,100,100,90,110,1.0,triad
 """
     (kernel,) = kernels_of(read_times(text))
-    assert kernel == Kernel(
+    assert kernel == ProfiledKernel(
         "test_a", "", "void triad<float, 1>(T1 *, T1)", 10, {TIME_METRIC: 100.5}
     )
     assert read_times("") == []
