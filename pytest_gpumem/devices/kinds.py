@@ -28,6 +28,10 @@ class DeviceError(ShownError):
     """The device refused or failed."""
 
 
+class NoDevice(DeviceError):
+    """The device or card cannot be used: one line with the reason and the remedy."""
+
+
 class ContextLost(DeviceError):
     """A kernel's error took the context with it: later calls of this process fail."""
 

@@ -7,14 +7,11 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import Device, DeviceError, Footprints, NotCounted, WaitCounter
+from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.protocol import Device, Footprints, NotCounted, WaitCounter
 from pytest_gpumem.records.device import Card, DeviceFacts
 
 DEFAULT_DATASHEET = "h100"
-
-
-class NoDevice(DeviceError):
-    """The chosen device is missing: one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +93,11 @@ def choose(choice: str) -> DeviceChoice:
 
 
 def _cuda(index: int) -> DeviceChoice:
-    from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
+    from pytest_gpumem.devices.cuda.facts import read_facts
 
     try:
         answer = read_facts(index)
-    except CudaUnavailable as reason:
+    except NoDevice as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
     return DeviceChoice(answer.facts, None, answer.gpus, answer.alike, index)
 
@@ -116,13 +113,8 @@ def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:
 def look(pci_bus_id: str | None) -> Card:
     """The state of the card at a PCI bus id, or of the first, without a context and without CuPy.
     Raises `NoDevice`."""
-    from pytest_gpumem.devices.cuda.facts import CudaUnavailable
-
     try:
         from pytest_gpumem.devices.cuda.nvml import read_card
     except ImportError:
         raise NoDevice("nvidia-ml-py is not installed") from None
-    try:
-        return read_card(pci_bus_id)
-    except CudaUnavailable as reason:
-        raise NoDevice(str(reason)) from None
+    return read_card(pci_bus_id)

@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from pytest_gpumem.devices import opening
+from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.nsight import tools
 from pytest_gpumem.options import device_choice
@@ -231,7 +232,7 @@ def find(wanted: str) -> tuple[DeviceFacts | None, str]:
     try:
         choice = "cuda" if simulated else device_choice(wanted)
         return opening.choose(choice).facts, ""
-    except (opening.NoDevice, QuantityError) as missing:
+    except (NoDevice, QuantityError) as missing:
         return None, f"{prefix}{missing}"
     except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded
         return None, f"looking for a GPU failed with {broken!r}"
@@ -241,7 +242,7 @@ def _look(facts: DeviceFacts | None) -> tuple[Card | None, str]:
     """Return the card as NVML describes it, or None and the reason."""
     try:
         return opening.look(facts.pci_bus_id if facts is not None else None), ""
-    except opening.NoDevice as missing:
+    except NoDevice as missing:
         return None, str(missing)
     except Exception as broken:  # such as a library of another version than the package
         return None, repr(broken)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, ProfiledKernel, ProfiledLaunch

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.baselines.store import devices
-from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
+from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries

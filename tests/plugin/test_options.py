@@ -8,6 +8,7 @@ import pytest
 from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
+from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.options import BY_NAME
 
 SHOW = """
@@ -137,7 +138,7 @@ def without_gpu(session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """As `session`, with the machine's GPU taken away, if it has one."""
 
     def no_gpu(index: int) -> None:
-        raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
+        raise NoDevice(f"no CUDA device {index}: the driver is broken")
 
     # CUDA keeps its GPUs once it is initialised.
     monkeypatch.setattr(opening, "_cuda", no_gpu)

@@ -16,13 +16,14 @@ from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import CudaContent, copy
 from pytest_gpumem.devices.cuda.context import Context, CudaStream, check
 from pytest_gpumem.devices.cuda.counters import CudaCounters
-from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
+from pytest_gpumem.devices.cuda.facts import uuid_of
 from pytest_gpumem.devices.cuda.footprints import footprints, forget
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import CudaL2, CudaManaged, launch_attribute
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.places import current_gpu, peer_access
 from pytest_gpumem.devices.cuda.streams import CudaGraphs, CudaStreams
+from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.devices.protocol import Device, DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
@@ -143,7 +144,7 @@ def _check_same(index: int, facts: DeviceFacts) -> None:
     """Check that this process numbers the GPUs as that which read the facts."""
     try:
         now = uuid_of(index)
-    except CudaUnavailable as reason:
+    except NoDevice as reason:
         raise DeviceError(f"opening device {index}: {reason}") from None
     if facts.uuid is not None and now != facts.uuid:
         raise DeviceError(

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 
@@ -41,10 +42,6 @@ _PROGRAM = (
 )
 
 
-class CudaUnavailable(Exception):
-    """No CUDA device can be used. The message is one line with the reason and the remedy."""
-
-
 class DriverFacts(msgspec.Struct, frozen=True):
     facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
     supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
@@ -57,18 +54,18 @@ class DriverFacts(msgspec.Struct, frozen=True):
 
 def read_facts(index: int) -> DriverFacts:
     """Facts of a device, from another process except under a profiler, which would follow it.
-    Raises `CudaUnavailable`."""
+    Raises `NoDevice`."""
     for module, missing in _NEEDED.items():
         if not _installed(module):
             if module == "pynvml":
-                raise CudaUnavailable(missing)
+                raise NoDevice(missing)
             from pytest_gpumem.devices.cuda import nvml
 
-            raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
+            raise NoDevice(missing if nvml.present() else "no NVIDIA driver is loaded")
     result = query(index) if Ranges().tool_attached() else _of_process(index)
     linked = result.linked or _linked_version()
     if result.supported // 1000 < linked // 1000:
-        raise CudaUnavailable(
+        raise NoDevice(
             f"the driver supports CUDA {_dotted(result.supported)}, the installed CuPy needs CUDA "
             f"{linked // 1000}: "
             f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
@@ -84,21 +81,19 @@ def _of_process(index: int) -> DriverFacts:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
         )
     except OSError as error:  # such as an interpreter inside another program
-        raise CudaUnavailable(
+        raise NoDevice(
             f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
         ) from None
     except subprocess.TimeoutExpired:
         problem = f"the NVIDIA driver did not answer within {SECONDS:.0f} s"
-        raise CudaUnavailable(problem) from None
+        raise NoDevice(problem) from None
     lines, status = process.stdout.splitlines(), process.returncode
     if status or not lines:
         reason = process.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise CudaUnavailable(
-            f"the process that asks the NVIDIA driver ended with {status}: {reason[-1]}"
-        )
+        raise NoDevice(f"the process that asks the NVIDIA driver ended with {status}: {reason[-1]}")
     result = msgspec.json.decode(lines[-1], type=DriverFacts | str)
     if isinstance(result, str):
-        raise CudaUnavailable(result)
+        raise NoDevice(result)
     return result
 
 
@@ -110,25 +105,23 @@ def answer(index: int) -> None:
         result = query(index)
         with suppress(ImportError):  # the process of the tests says so
             result = replace(result, linked=_linked_version())
-    except CudaUnavailable as unavailable:
+    except NoDevice as unavailable:
         result = str(unavailable)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
 
 
 def query(index: int) -> DriverFacts:
-    """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`."""
+    """Ask the driver in this process, which calls cuInit. Raises `NoDevice`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     among = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
     if count == 0:
-        raise CudaUnavailable(f"the driver sees no GPU{among}")
+        raise NoDevice(f"the driver sees no GPU{among}")
     if index >= count:
         gpus = f"{count} GPU{'s' * (count > 1)}"
-        raise CudaUnavailable(
-            f"there is no device {index}: CUDA sees {gpus}, numbered from 0{among}"
-        )
+        raise NoDevice(f"there is no device {index}: CUDA sees {gpus}, numbered from 0{among}")
     device = _value(driver.cuDeviceGet(index))
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
     others.sort(key=lambda other: not _reach(driver, device, other))
@@ -143,12 +136,12 @@ def query(index: int) -> DriverFacts:
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a device; calls cuInit. Raises `CudaUnavailable`."""
+    """The UUID of a device; calls cuInit. Raises `NoDevice`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
     if index >= count:
-        raise CudaUnavailable(f"this process sees {count} GPU{'s' * (count != 1)}")
+        raise NoDevice(f"this process sees {count} GPU{'s' * (count != 1)}")
     device = _value(driver.cuDeviceGet(index))
     return _uuid(driver, device, _name(driver, device)[1])
 
@@ -174,11 +167,11 @@ def _device_count(driver: Any) -> int:
     # cuda-bindings raises RuntimeError or another class, by version, where libcuda is not found
     except Exception as missing:
         reason = str(missing).splitlines() or [type(missing).__name__]
-        raise CudaUnavailable(f"no NVIDIA driver: {reason[0]}") from None
+        raise NoDevice(f"no NVIDIA driver: {reason[0]}") from None
     if error == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         return 0
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise CudaUnavailable(f"the NVIDIA driver does not start: {error.name}")
+        raise NoDevice(f"the NVIDIA driver does not start: {error.name}")
     return int(_value(driver.cuDeviceGetCount()))
 
 
@@ -277,7 +270,7 @@ def _text(raw: bytes) -> str:
 def _value(result: Any) -> Any:
     error, value = result
     if int(error) != 0:
-        raise CudaUnavailable(f"the NVIDIA driver does not answer: {error.name}")
+        raise NoDevice(f"the NVIDIA driver does not answer: {error.name}")
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpumem.devices.cuda.facts import CudaUnavailable
+from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
@@ -127,11 +127,11 @@ def other_processes(pids: Any, this_process: int) -> int | None:
 
 
 def read_card(pci_bus_id: str | None) -> Card:
-    """The card at a PCI bus id, or the driver's first. Raises `CudaUnavailable`."""
+    """The card at a PCI bus id, or the driver's first. Raises `NoDevice`."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise CudaUnavailable(str(error)) from None
+        raise NoDevice(str(error)) from None
     try:
         if pci_bus_id is None:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -140,7 +140,7 @@ def read_card(pci_bus_id: str | None) -> Card:
     except pynvml.NVMLError as error:
         count = answer(pynvml.nvmlDeviceGetCount) or 0
         which = f"at {pci_bus_id}" if pci_bus_id else "to look at"
-        raise CudaUnavailable(f"of {count} cards, none {which}: {error}") from None
+        raise NoDevice(f"of {count} cards, none {which}: {error}") from None
     mig, _ = answer(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
     return Card(
         name=answer(pynvml.nvmlDeviceGetName, gpu),

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from pytest_gpumem.devices.cuda import facts
-from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts, split_mig
+from pytest_gpumem.devices.cuda.facts import read_facts, split_mig
+from pytest_gpumem.devices.kinds import NoDevice
 
 
 def test_the_door_imports_no_cuda() -> None:
@@ -36,7 +37,7 @@ def test_on_a_machine_without_a_driver_the_real_bindings_say_so(
     pytest.importorskip("cupy")
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
         pytest.skip("this machine has a GPU")
-    with pytest.raises(CudaUnavailable) as raised:
+    with pytest.raises(NoDevice) as raised:
         read_facts(0)
     assert str(raised.value).startswith(
         ("no NVIDIA driver: ", "the driver sees no GPU", "the NVIDIA driver does not start: ")
@@ -48,5 +49,5 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     hangs = {"SECONDS": 0.01, "_PROGRAM": "import time; time.sleep(600)", "_installed": bool}
     for name, value in hangs.items():  # no driver can be made to
         monkeypatch.setattr(facts, name, value)
-    with pytest.raises(CudaUnavailable, match=r"^the NVIDIA driver did not answer within 0 s$"):
+    with pytest.raises(NoDevice, match=r"^the NVIDIA driver did not answer within 0 s$"):
         read_facts(0)
