@@ -60,8 +60,8 @@ FAIL_OPENS = [
     (CORE, "if expectation.what == ROW and base.leaves_out(nodeid):", "if False:"),
     (
         COLLECTED,
-        "                if option in _SHORT and word.startswith(option):\n",
-        "                if True:\n",
+        '        return bool(getattr(self._options, _VALUES.get(option, ""), None))\n',
+        "        return True\n",
     ),
     # An exit code
     (CORE, "if omission.status in (LOST, NOT_RUN) and", "if omission.status == LOST and"),

@@ -56,8 +56,8 @@ _OPTIONS = {  # by pytest's function or file that deselects: the option
     "cacheprovider.py": "--lf",
     "stepwise.py": "--sw",
 }
-_SPELLED = {"--lf": ("--lf", "--last-failed"), "--sw": ("--sw", "--stepwise")}
-_SHORT = ("-k", "-m")  # options whose value may follow at once: "-kname"
+_VALUES = {"-k": "keyword", "-m": "markexpr", "--lf": "lf", "--sw": "stepwise"}
+"""By option: the name of its value."""
 _PLUGIN, _PROJECT = "plugin", "project"  # whose hook deselects, if no option does
 
 
@@ -222,15 +222,15 @@ class ExpectationFeature(Feature):
 
     def _ended(self, nodeid: str, words: CommandLine, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""
-        gpu, rows = self._session, self._session.rows
-        end: Any = rows.end(nodeid)
-        if end is not None:
-            return Ending(end, gpu.why_unrun if nodeid in gpu.unrun else rows.explain(nodeid))
+        gpu, reports = self._session, self._session.rows.tests.get(nodeid)
+        if reports is not None and reports.end is not None:
+            unrun = nodeid in gpu.unrun
+            return Ending(reports.end, gpu.why_unrun if unrun else reports.explained)
         if nodeid in self._left_out:
             kind, name = self._left_out[nodeid]
-            by_words = words.deselect(kind, nodeid)
+            by_words = kind == _PLUGIN or words.deselect(kind, nodeid)
             reason = f"deselected by {name}"
-            if not by_words and kind not in (_PLUGIN, _PROJECT):
+            if not by_words and kind != _PROJECT:
                 reason += " of the ini file"
             return Ending("left out", reason, by_words, plugin=name if kind == _PLUGIN else "")
         for module, why in self._modules.items():
@@ -244,7 +244,7 @@ class ExpectationFeature(Feature):
         if words.deselect("--deselect", nodeid):
             return Ending("left out", "deselected by --deselect", by_words=True)
         if words.ignored(nodeid):
-            return Ending("left out", "ignored", words.have("--ignore", "--ignore-glob"))
+            return Ending("left out", "ignored", words.ignore)
         return Ending("gone")
 
 
@@ -296,32 +296,22 @@ def _deselecting() -> list[str]:
 
 
 class CommandLine:
+    """The words of the command line, without the options of the ini file."""
+
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._words = words_of(config)
-        self.name_tests = any(argument in self._words for argument in config.args)
+        self._options = config._parser.parse_known_args(words_of(config))
+        self.name_tests = bool(self._options.file_or_dir)
         """True if they name the tests; else the ini file does, or the folder is searched."""
+        self.ignore = bool(self._options.ignore or self._options.ignore_glob)
         self.tests = [self._nodeid(argument) for argument in config.args]
         """What is to be collected, as node ids."""
 
-    def have(self, *options: str) -> bool:
-        for word in self._words:
-            for option in options:
-                if word == option or word.startswith(f"{option}="):
-                    return True
-                if option in _SHORT and word.startswith(option):
-                    return True
-        return False
-
-    def deselect(self, by: str, nodeid: str) -> bool:
-        """True if these words, or an installed plugin, deselect a test."""
-        if by != "--deselect":
-            return by == _PLUGIN or self.have(*_SPELLED.get(by, (by,)))
-        for word, following in zip(self._words, [*self._words[1:], ""], strict=True):
-            value = following if word == by else word.removeprefix(f"{by}=")
-            if word.startswith(by) and value and nodeid.startswith(value):
-                return True
-        return False
+    def deselect(self, option: str, nodeid: str) -> bool:
+        """True if an option among them deselects a test."""
+        if option == "--deselect":
+            return nodeid.startswith(tuple(self._options.deselect or ()))
+        return bool(getattr(self._options, _VALUES.get(option, ""), None))
 
     def ignored(self, nodeid: str) -> bool:
         config = self._config

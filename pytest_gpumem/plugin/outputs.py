@@ -152,7 +152,8 @@ class OutputFeature(Feature):
         """What was not judged. Where a feature raised by mistake, no test is to blame."""
         broken = ", ".join(self._session.broken)
         for omission in missing:
-            ran = self._session.rows.end(omission.nodeid) is not None
+            test = self._session.rows.tests.get(omission.nodeid)
+            ran = test is not None and test.end is not None
             by_feature = broken and (ran or VerdictFeature.name in broken)
             if by_feature and omission.status in (LOST, UNJUDGED):
                 why = f"UNDECIDED: {broken} raised by mistake"

@@ -106,7 +106,7 @@ def failed_elsewhere(session: GpuSession) -> bool:
     remarks = []
     for process in session.further:
         for nodeid in process.texts:
-            if nodeid not in session.rows.places:
+            if nodeid not in session.rows.tests:
                 remarks.append(process.failure_of(nodeid))
         if process.failed_as_a_whole:
             remarks.append(f"{process.name} failed as a whole: {process.failed_as_a_whole}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import (
     Footprints,
     HoldExpired,
 )
-from pytest_gpumem.judging.expectations import Selection, stricter_limits
+from pytest_gpumem.judging.expectations import How, Selection, stricter_limits
 from pytest_gpumem.judging.finding import unjudged, with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
@@ -292,85 +292,97 @@ def _count_fork(reference: weakref.ref[GpuSession]) -> None:
     session.forks += 1
 
 
-class Rows:
-    """The rows in the order in which their tests ended; those of the last run of each.
+@dataclass
+class TestReports:
+    """What the reports of the last run of a test say.
 
-    The reports decide whether a test passed. An exception at the end of its body does not: a failed
+    They decide whether it passed. An exception at the end of its body does not: a failed
     `unittest.TestCase` raises none, nor does a failed subtest.
     """
 
-    def __init__(self) -> None:
-        # By node id.
-        self._rows: dict[str, tuple[Row, ...]] = {}
-        self._ends: dict[str, str] = {}  # as `judging.expectations.How`
-        self._skips: dict[str, str] = {}  # reasons
-        self._errors: set[str] = set()
-        self.places: dict[str, tuple[str, int]] = {}
-        """By node id of each reported test: its file, relative to the root folder, and line."""
+    __test__ = False  # pytest collects no test of this name
 
-    def add(self, nodeid: str, rows: Iterable[Row]) -> None:
-        self._rows.pop(nodeid, None)
-        self._rows[nodeid] = tuple(rows)
+    place: tuple[str, int] = ("", 0)  # its file, relative to the root folder, and line
+    rows: Sequence[Row] = ()  # as they were judged
+    end: How | None = None  # None: no report of its end
+    skip: str = ""  # the reason of a skip
+    error: bool = False  # it failed by other than the verdicts of its rows
 
-    def replace(self, rows: Iterable[Row]) -> None:
-        """Take the same rows, judged again."""
-        again = {row.key: row.verdict for row in rows}
-        for nodeid, before in self._rows.items():
-            self._rows[nodeid] = tuple(replace(row, verdict=again[row.key]) for row in before)
+    def take(self, report: pytest.TestReport) -> None:
+        """Take a report of a phase, a subtest, or a worker's crash."""
+        expected_to_fail = hasattr(report, "wasxfail")
+        file, line, _ = report.location
+        self.place = file, (line or 0) + 1
+        if report.when == "setup":
+            # The first report of a run of the test, which may be a rerun.
+            self.end, self.error = None, False
+        if report.failed:
+            self.end = "failed"
+            self.error = self.error or not getattr(report, BY_LIMITS_ATTRIBUTE, False)
+        elif self.end == "failed":
+            return
+        elif report.skipped:
+            self.end = "xfailed" if expected_to_fail else "skipped"
+            if not expected_to_fail and isinstance(report.longrepr, tuple):
+                self.skip = report.longrepr[2].removeprefix("Skipped: ")
+        elif report.when == "call" and report.passed:
+            self.end = "xpassed" if expected_to_fail else "passed"
 
-    def of(self, nodeid: str) -> tuple[Row, ...]:
-        """The rows of a test, as they were judged."""
-        return self._rows.get(nodeid, ())
-
-    def reported(self, nodeid: str) -> Iterator[Row]:
-        """The rows of a test, as all its reports so far make them."""
-        end = self._ends.get(nodeid, "failed")
-        for judged in self.of(nodeid):
+    def reported(self) -> Iterator[Row]:
+        """The rows as all reports so far make them."""
+        end = self.end or "failed"
+        for judged in self.rows:
             row = judged
             if end == "failed":
                 row = replace(row, failed=True)
             elif end != "passed":
                 row = replace(_without_verdict(row, end), failed=False)
-            if nodeid in self._errors:
+            if self.error:
                 row = replace(row, test_error=True)
             yield row
 
-    def report(self, report: pytest.TestReport) -> None:
-        """Take a report of a test: of a phase, a subtest, or a worker's crash."""
-        test, expected_to_fail = report.nodeid, hasattr(report, "wasxfail")
-        file, line, _ = report.location
-        self.places[test] = file, (line or 0) + 1
-        if report.when == "setup":
-            # The first report of a run of the test, which may be a rerun.
-            self._ends.pop(test, None)
-            self._errors.discard(test)
-        if report.failed:
-            self._ends[test] = "failed"
-            if not getattr(report, BY_LIMITS_ATTRIBUTE, False):
-                self._errors.add(test)
-        elif self._ends.get(test) == "failed":
-            return
-        elif report.skipped:
-            self._ends[test] = "xfailed" if expected_to_fail else "skipped"
-            if not expected_to_fail and isinstance(report.longrepr, tuple):
-                self._skips[test] = report.longrepr[2]
-        elif report.when == "call" and report.passed:
-            self._ends[test] = "xpassed" if expected_to_fail else "passed"
+    @property
+    def explained(self) -> str:
+        """How it ended, with the reason of a skip: "skipped (no torch)"."""
+        return f"skipped ({self.skip})" if self.end == "skipped" and self.skip else str(self.end)
 
-    def end(self, nodeid: str) -> str | None:
-        return self._ends.get(nodeid)
 
-    def explain(self, nodeid: str) -> str:
-        """How a test ended, with the reason of a skip: "skipped (no torch)"."""
-        end, reason = self._ends[nodeid], self._skips.get(nodeid, "").removeprefix("Skipped: ")
-        return f"{end} ({reason})" if end == "skipped" and reason else end
+class Rows:
+    """The rows in the order in which their tests ended."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, TestReports] = {}  # by node id, those that have a report
+
+    def take(self, report: pytest.TestReport, rows: Sequence[Row] | None) -> TestReports:
+        """Take a report of a test, which may have its rows."""
+        nodeid = report.nodeid
+        test = self.tests.setdefault(nodeid, TestReports())
+        if rows is not None:
+            test.rows = rows
+            self.tests[nodeid] = self.tests.pop(nodeid)  # the last one
+        test.take(report)
+        return test
+
+    def replace(self, rows: Iterable[Row]) -> None:
+        """Take the same rows, judged again."""
+        again = {row.key: row.verdict for row in rows}
+        for test in self.tests.values():
+            test.rows = [replace(row, verdict=again[row.key]) for row in test.rows]
+
+    def of(self, nodeid: str) -> Sequence[Row]:
+        """The rows of a test, as they were judged."""
+        return self.tests[nodeid].rows if nodeid in self.tests else ()
+
+    @property
+    def places(self) -> dict[str, tuple[str, int]]:
+        return {nodeid: test.place for nodeid, test in self.tests.items()}
 
     def __iter__(self) -> Iterator[Row]:
-        for nodeid in tuple(self._rows):
-            yield from self.reported(nodeid)
+        for test in tuple(self.tests.values()):
+            yield from test.reported()
 
     def __len__(self) -> int:
-        return sum(len(rows) for rows in self._rows.values())
+        return sum(len(test.rows) for test in self.tests.values())
 
 
 def _without_verdict(row: Row, end: str) -> Row:

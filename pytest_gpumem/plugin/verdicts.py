@@ -61,20 +61,17 @@ class VerdictFeature(Feature):
 
     def logged(self, report: pytest.TestReport) -> None:
         """Take the rows of a report before anyone looks at them."""
-        gpu = self._session
-        rows = getattr(report, ROWS_ATTRIBUTE, None)
-        if rows is not None and not gpu.is_part:
-            gpu.rows.add(report.nodeid, [row_from_json(row) for row in rows])
+        gpu, rows = self._session, None
+        if hasattr(report, ROWS_ATTRIBUTE) and not gpu.is_part:
+            rows = [row_from_json(row) for row in getattr(report, ROWS_ATTRIBUTE)]
             delattr(report, ROWS_ATTRIBUTE)
-        gpu.rows.report(report)
-        if report.when in ("call", "teardown") and gpu.rows.of(report.nodeid):
-            self._set_properties(report)
-
-    def _set_properties(self, report: pytest.TestReport) -> None:
-        """Give JUnit's file the figures; it takes those of the last report."""
+        test = gpu.rows.take(report, rows)
+        if report.when not in ("call", "teardown") or not test.rows:
+            return
+        # JUnit's file takes the properties of the last report.
         of_rows: dict[str, object] = {}
-        for row in self._session.rows.reported(report.nodeid):
-            of_rows.update(properties(row, self._session.facts))
+        for row in test.reported():
+            of_rows.update(properties(row, gpu.facts))
         others = [entry for entry in report.user_properties if entry[0] not in of_rows]
         report.user_properties = [*others, *of_rows.items()]
 
