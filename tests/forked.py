@@ -43,7 +43,7 @@ SERVER.set_forkserver_preload(
         f"pytest_gpumem.reporting.{name}"
         for name in ("conclusion", "details", "table", "html", "markdown")
     ]
-    + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.processes")]
+    + ["pytest_gpumem.runs.processes"]
     + [f"pytest_gpumem.plugin.{name}" for name in ("start", "repeating", "gpu_benchmark")]
 )
 if not getattr(

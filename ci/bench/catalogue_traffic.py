@@ -31,7 +31,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, device_to_json
 from pytest_gpumem.result_files import load_results
-from pytest_gpumem.runs import child
+from pytest_gpumem.runs import processes
 from pytest_gpumem.units import MB
 
 CASES = Path(__file__).resolve().parent / "catalogue_traffic_cases.py"
@@ -48,10 +48,10 @@ def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[
 
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results = Path(folder, "results.json")
-        command = child.pytest_command(options, tests=tests, results=results)
+        command = processes.pytest_command(options, tests=tests, results=results)
         launches, _ = count_launches(
             command,
-            child.for_a_part(os.environ),
+            processes.for_a_part(os.environ),
             partial(print, file=sys.stderr),
             metrics=tuple(METRICS.values()),
         )

@@ -162,7 +162,7 @@ def play(
     `max_regression`: allowed slow-down of tests without a limit in their code, as written.
     `strict`: the exit code is 0 only for a PASS of everything, on a real GPU.
     `evidence`: record what a launch runs, for the causes of a slow-down.
-    Raises `RunError`: it cannot be played as it was requested.
+    Raises `UserError`: it cannot be played as it was requested.
     """
     from pytest_gpumem.runs.duet import Duet
     from pytest_gpumem.runs.processes import BASE, HEAD, Processes

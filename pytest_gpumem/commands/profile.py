@@ -113,7 +113,7 @@ def _profile(
 ) -> int:
     from pytest_gpumem.nsight.profile import figures, write_report
     from pytest_gpumem.nsight.tools import opening
-    from pytest_gpumem.runs.child import ending
+    from pytest_gpumem.runs.processes import ending
 
     report = write_report(tool, pytest_arguments, tests, file, options, os.environ, log)
     for line in figures(report, os.environ):

@@ -12,10 +12,9 @@ from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, ProfiledKernel, ProfiledLaunch
-from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.reporting.row import describe
-from pytest_gpumem.runs import RunError, child
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn, for_a_part, pytest_command
 from pytest_gpumem.runs.worktree import Side, environment_of, moved_word, two_sides
 
 MARGIN = 0.05  # counters that differ by less are no difference
@@ -62,7 +61,7 @@ def explain(
             counts = _count(sides, test, arguments, environment, echo, ncu.time_launches)
         try:
             explanation.ran = ran_differently(sides, test, arguments, environment)
-        except RunError as error:
+        except UserError as error:
             explanation.notes.append(f"what ran is not known: {error}")
     (base_launches, base_code), (head_launches, head_code) = counts
     for name, code in ((BASE, base_code), (HEAD, head_code)):
@@ -88,9 +87,9 @@ def _count(
     for name, side in sides.items():
         words = [moved_word(word, side, head) for word in arguments]
         selected = [moved_word(test, side, head)]
-        command = child.pytest_command(words, tests=selected, python=side.python)
+        command = pytest_command(words, tests=selected, python=side.python)
         other = head if side is sides[BASE] else sides[BASE]
-        variables = environment_of(side, [other], child.for_a_part(environment))
+        variables = environment_of(side, [other], for_a_part(environment))
         echo(f"gpumem: {name} ({side.title})")
         try:
             counts.append(under_tool(command, variables, echo, folder=side.folder))
@@ -141,14 +140,14 @@ def _differences(
 def ran_differently(
     sides: Mapping[str, Side], test: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """What differs in a plain run of each side, by row. Raises `RunError`: a process broke off."""
+    """What differs in a plain run of each side, by row. Raises `UserError`: a process broke off."""
     processes = Processes(sides, [*arguments, test], environment, evidence=True)
     records = []
     with contextlib.closing(processes):
         for name in sides:
             process = processes.run(Turn(1, name), None)
             if process.error is not None:
-                raise RunError(f"{process.name} {process.error}")
+                raise UserError(f"{process.name} {process.error}")
             records.append(process)
     base, head = records
     lines: dict[str, list[str]] = {}

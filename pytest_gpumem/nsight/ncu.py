@@ -24,7 +24,7 @@ from pytest_gpumem.nsight.tools import (
 )
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
-from pytest_gpumem.runs import child
+from pytest_gpumem.runs import processes
 from pytest_gpumem.units import format_time, short_bytes
 
 
@@ -219,7 +219,7 @@ def count_launches(
         log = Path(scratch, "ncu.log")
         output = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
         ncu = ncu_command(program, command, output, metrics=metrics)
-        finished = child.run(ncu, environment, echo, folder=folder)
+        finished = processes.run(ncu, environment, echo, folder=folder)
         page = log.read_text(errors="replace") if log.exists() else ""
     cause = ncu_cause(page + finished.output)
     if cause is not None and FORBIDDEN in cause:
@@ -275,9 +275,9 @@ def time_launches(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         report = Path(scratch, f"run{NSYS.report}")
         tracing = nsys_command(program, command, report, test=None, managed=False)
-        traced = child.run(tracing, environment, echo, folder=folder)
+        traced = processes.run(tracing, environment, echo, folder=folder)
         stats = [str(program), "stats", "--report", "nvtx_kern_sum", "--format", "csv", str(report)]
-        printed = child.run(stats, environment, folder=folder)
+        printed = processes.run(stats, environment, folder=folder)
     launches = read_times(printed.output)
     if not launches:
         cause = nsys_cause(traced.output, report)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
-from pytest_gpumem.runs import child
+from pytest_gpumem.runs import processes
 
 WHOLE_RUN = "gpumem"  # default name of a report of several tests
 # With METRICS alone, ncu-ui would have no pages of details.
@@ -69,7 +69,7 @@ def write_report(
         file = file.with_name(file.name + tool.report)
     file = file.absolute()
     _check_file(file)
-    pytest_command = child.pytest_command(
+    pytest_command = processes.pytest_command(
         arguments, options=["--gpumem-device", device], tests=nodeids
     )
     if tool is tools.NSYS:
@@ -86,7 +86,7 @@ def write_report(
         )
     before = _written_at(file)
     echo(f"gpumem: {shlex.join(command)}")
-    finished = child.run(command, child.for_a_part(environment), echo)
+    finished = processes.run(command, processes.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
         raise UserError("pytest did not accept its arguments or the device; its output is above")
     if _written_at(file) in (None, before):
@@ -115,8 +115,8 @@ def select(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
         options = ["--collect-only", "-q", f"--gpumem-ranges-file={file}"]
-        command = child.pytest_command(arguments, options=options, tests=tests)
-        done = child.run(command, child.for_a_part(environment))
+        command = processes.pytest_command(arguments, options=options, tests=tests)
+        done = processes.run(command, processes.for_a_part(environment))
         plain = []
         if file.exists():
             plain = json.loads(file.read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
     if report.file.suffix == tools.NCU.report:
         words = ["--csv", "--page", "raw", "--print-units", "base"]
         command = [program, "--import", str(report.file), *words]
-        printed = child.run(command, environment)
+        printed = processes.run(command, environment)
         try:
             launches = ncu.read_launches(printed.output)
         except ncu.BadReport as error:
@@ -149,7 +149,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
         if any(test.managed for test in report.tests):
             reports += ["--report", "um_total_sum"]
         command = [program, "stats", *reports, database, str(report.file)]
-        return child.run(command, environment).output.splitlines()
+        return processes.run(command, environment).output.splitlines()
 
 
 def _new(name: str, ending: str) -> Path:

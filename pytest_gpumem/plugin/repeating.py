@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
-from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import FURTHER_PROCESS
@@ -43,7 +43,7 @@ class RepeatFeature(Feature):
         if runs and any(uses(item, "request") for item in session.items):
             try:
                 self._run_processes()
-            except RunError as failed:
+            except UserError as failed:
                 raise pytest.exit.Exception(
                     f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED
                 ) from None
@@ -75,16 +75,16 @@ class RepeatFeature(Feature):
         self._announce()
 
     def _check(self, process: ProcessRecord) -> None:
-        """Raise `RunError` if a process measured nothing, or on another device."""
+        """Raise `UserError` if a process measured nothing, or on another device."""
         device, key, name = process.device, self._session.facts.key, process.name
         reported = process.error and (process.texts or process.finished)
         if device is None and not reported:
             why = process.error or process.failed_as_a_whole
-            raise RunError(
+            raise UserError(
                 f"{name} measured nothing: {why or 'no test of it reached a measurement'}"
             )
         if device is not None and device.key != key:
-            raise RunError(f"{name} measured on {device.key}, this one is on {key}")
+            raise UserError(f"{name} measured on {device.key}, this one is on {key}")
 
     def _announce(self) -> None:
         """Say how many processes have measured."""

@@ -18,11 +18,10 @@ from pytest_gpumem.judging.duet import LOOKS
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.limits import of_the_test
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, covers, selects
-from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side, working_tree
@@ -67,7 +66,7 @@ class Duet:
     def play(self) -> None:
         """Measure until everything is decided.
 
-        Raises `RunError`: the sides cannot be compared, or head's files changed meanwhile.
+        Raises `UserError`: the sides cannot be compared, or head's files changed meanwhile.
         """
         for number in range(1, LOOKS[-1] + 1):
             self._take_pair(number)
@@ -104,7 +103,7 @@ class Duet:
     def _check_unchanged(self) -> None:
         head = self.sides[HEAD]
         if working_tree(head.folder).identity != head.identity:
-            raise RunError(f"head ({head.title}) was changed while it was measured; begin anew")
+            raise UserError(f"head ({head.title}) was changed while it was measured; begin anew")
 
     # Pairs
 
@@ -163,7 +162,7 @@ class Duet:
         self.device = self.device or process.device
         first, device = [_name(facts) for facts in (self.device, process.device)]
         if first != device:
-            raise RunError(
+            raise UserError(
                 f"the processes ran on different devices: {first} and {device}; "
                 "they can be compared on one GPU alone"
             )
@@ -336,13 +335,13 @@ def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> Pr
 
 
 def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
-    """Raise `RunError` where a setting of measuring differs: names it and both values."""
+    """Raise `UserError` where a setting of measuring differs: names it and both values."""
     for name in MEASURING:
         if name not in base.settings or name not in head.settings:
             continue
         was, now = base.settings[name], head.settings[name]
         if was != now:
-            raise RunError(
+            raise UserError(
                 f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
                 f"in head; give {flag_of(name)} among pytest's arguments"
             )

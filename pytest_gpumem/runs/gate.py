@@ -1,12 +1,4 @@
-"""A gate, in the order of its four sentences.
-
-It collects the tests that BASE has, and holds each test to BASE's limits. It runs the tests of the
-change. Each row that is not plainly PASS against its reference, in time or bytes, is measured in a
-duet, which alone decides: with BASE, and for creep with the oldest revision of the reference.
-Red: a FAIL, a LOST test, a row measured differently or a looser limit that the change does not
-accept; no verdict: nothing measured, conditions, or a row that the duet leaves open; green: the
-rest.
-"""
+"""A gate, in the order of its four sentences (docs/gate.md)."""
 
 from __future__ import annotations
 
@@ -32,12 +24,10 @@ from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Omission, Row, selects
-from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
+from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.result_files import ResultFile, load_results
 from pytest_gpumem.revisions import DIRTY, ancestry
-from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.child import for_a_run, pytest_command, running
 from pytest_gpumem.runs.decisions import (
     conclude,
     crept_limits,
@@ -49,7 +39,15 @@ from pytest_gpumem.runs.decisions import (
 )
 from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn
+from pytest_gpumem.runs.processes import (
+    BASE,
+    HEAD,
+    Processes,
+    Turn,
+    for_a_run,
+    pytest_command,
+    running,
+)
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
 from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
 
@@ -87,8 +85,8 @@ class Gate:
     def run(self) -> Conclusion:
         """Run it to its end.
 
-        Raises `RunError`: BASE cannot be prepared. Raises `NoAnswer`: its tests cannot be
-        collected. Raises `UserError`: results or the baseline cannot be read.
+        Raises `UserError`: BASE cannot be prepared, or results or the baseline cannot be read.
+        Raises `NoAnswer`: its tests cannot be collected.
         """
         with ExitStack() as stack:
             self.say(
@@ -154,11 +152,11 @@ class Gate:
             with closing(Processes(sides, words, variables)) as processes:
                 process = processes.run(Turn(1, BASE), None)
             if process.error is not None:
-                raise RunError(f"{process.name} {process.error}")
+                raise UserError(f"{process.name} {process.error}")
             return _selection(file)
-        except RunError as error:
+        except UserError as error:
             raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
-        except (OSError, ValueError, SchemaError):
+        except (OSError, ValueError):
             raise NoAnswer(
                 f"BASE: {side.title} has another version of pytest-gpumem, which does not say what "
                 "it selects"
@@ -248,7 +246,7 @@ class Gate:
             title = f"oldest revision of the reference {revision[:10]}"
             try:
                 if revision == "None" or revision.endswith(DIRTY):
-                    raise RunError("no commit holds the code of its oldest run")
+                    raise UserError("no commit holds the code of its oldest run")
                 with revision_side(revision, Path.cwd(), title, name=title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)
                     oldest = self.play(side, wanted, "creep")

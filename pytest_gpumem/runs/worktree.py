@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.revisions import RevisionError, git, of_no_hook
-from pytest_gpumem.runs import RunError
 
 PREFIX = "gpumem-duet-"  # of the names of temporary folders
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
@@ -24,7 +24,7 @@ SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".to
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
 
 
-class NoFolder(RunError):
+class NoFolder(UserError):
     """A commit has no such folder as the one where the command was called."""
 
 
@@ -117,22 +117,22 @@ def _top(folder: Path) -> Path:
 
 
 def commit_of(base: str, here: Path) -> str:
-    """The commit of a revision. Raises `RunError`: it is none."""
+    """The commit of a revision. Raises `UserError`: it is none."""
     accepted = "accepted is a git revision such as main, v1.2 or HEAD~1"
     if not base:
-        raise RunError(f"BASE is empty; {accepted}")
+        raise UserError(f"BASE is empty; {accepted}")
     words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"]
     try:
         return git(here, words, f"BASE {base} is no revision of {here}").strip()
     except RevisionError as error:  # with why, such as "detected dubious ownership"
-        raise RunError(f"{error}; {accepted}") from None
+        raise UserError(f"{error}; {accepted}") from None
 
 
 # Environments
 
 
 def _environment_of(python: str) -> Path:
-    """The environment of an interpreter that the caller names. Raises `RunError`: it is none."""
+    """The environment of an interpreter that the caller names. Raises `UserError`: it is none."""
     # A caller's path is for its code, and an outer environment is not the new one.
     variables = dict(os.environ)
     for name in ("PYTHONPATH", "PYTHONHOME"):
@@ -149,7 +149,7 @@ def _environment_of(python: str) -> Path:
             return Path(done.stdout.strip())
         words = " ".join(done.stderr[-LAST_CHARACTERS:].split())
         why = words or f"exit status {done.returncode}"
-    raise RunError(
+    raise UserError(
         f"--base-python {python}: {why}; accepted is the interpreter of an environment with pytest "
         "and pytest-gpumem, such as base-venv/bin/python"
     )

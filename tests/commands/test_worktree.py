@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from committing import commit, git
 
-from pytest_gpumem.runs import RunError
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.runs.worktree import (
     PREFIX,
     Side,
@@ -106,7 +106,7 @@ def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None
         assert base.folder.parent == base.root
     (repository / "new").mkdir()
     with (
-        pytest.raises(RunError, match="BASE main has no folder new"),
+        pytest.raises(UserError, match="BASE main has no folder new"),
         two_sides("main", repository / "new"),
     ):
         pass
@@ -123,7 +123,7 @@ def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None
 def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
     with (
         pytest.raises(
-            RunError, match=r"is no revision of .*; accepted is a git revision such as main"
+            UserError, match=r"is no revision of .*; accepted is a git revision such as main"
         ) as error,
         two_sides(base, repository),
     ):
@@ -204,7 +204,7 @@ def test_an_environment_that_the_caller_names_runs_base(project: Path) -> None:
         assert base.imports == ()
     for python, why in (("none/python", "No such file"), (shutil.which("false"), "exit status 1")):
         with (
-            pytest.raises(RunError, match=rf"--base-python {python}: {why}.*; accepted is"),
+            pytest.raises(UserError, match=rf"--base-python {python}: {why}.*; accepted is"),
             two_sides("main", project, python=python),
         ):
             pass

@@ -15,9 +15,10 @@ import pytest
 from known_devices import H100
 from processes import row
 
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin.experiment_process import selected
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.runs import RunError, processes
+from pytest_gpumem.runs import processes
 from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 
@@ -151,7 +152,7 @@ def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_repo
 def test_what_cannot_be_compared_ends_the_experiment(
     played: Played, program: str, message: str
 ) -> None:
-    with pytest.raises(RunError, match=rf"^head \(working tree\):? {message}"):
+    with pytest.raises(UserError, match=rf"^head \(working tree\):? {message}"):
         played(program)
 
 

@@ -14,11 +14,10 @@ from msgspec import structs
 from processes import SETTINGS, Answer, Players, process, row, sides
 
 from pytest_gpumem.commands.duet import duet_text, exit_code, to_json
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.duet import ATTEMPTS, Duet, order_of
 from pytest_gpumem.runs.pairs import RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Turn
@@ -299,7 +298,7 @@ def test_other_measuring_settings_are_refused(name: str, value: Any, said: str) 
         }
         return process(turn, plain(turn, attempt), attempt, settings=settings)
 
-    with pytest.raises(RunError, match=f"{name} is .* in base and .* in head.*{said}"):
+    with pytest.raises(UserError, match=f"{name} is .* in base and .* in head.*{said}"):
         play(answer)
 
 
@@ -312,7 +311,7 @@ def test_another_device_is_refused() -> None:
             device=structs.replace(H100, uuid=f"GPU-{turn.round > 2}"),
         )
 
-    with pytest.raises(RunError, match=r"different devices: .* GPU-False and .* GPU-True"):
+    with pytest.raises(UserError, match=r"different devices: .* GPU-False and .* GPU-True"):
         play(answer)
 
 
@@ -370,7 +369,7 @@ def test_a_duet_that_is_stopped_has_what_is_decided() -> None:
 
 
 def test_head_that_changes_meanwhile_is_refused() -> None:
-    with pytest.raises(RunError, match="was changed while it was measured"):
+    with pytest.raises(UserError, match="was changed while it was measured"):
         play(plain, sides=sides("another"))
 
 

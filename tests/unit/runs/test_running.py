@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from pytest_gpumem.runs import child
-from pytest_gpumem.runs.child import (
+from pytest_gpumem.runs import processes
+from pytest_gpumem.runs.processes import (
     ONLY_PLUGIN,
     ForkServer,
     for_a_part,
@@ -100,7 +100,7 @@ def test_a_process_that_does_not_answer_is_ended(tmp_path: Path) -> None:
 def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     program = "import os, sys; print(os.environ['WORD'], flush=True); print('aside', file=sys.stderr); sys.exit(3)"
     seen: list[str] = []
-    finished = child.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
+    finished = processes.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
     assert finished.exit_code == 3
     assert seen == ["said", "aside"]
     assert finished.output == "said\naside\n"
