@@ -253,7 +253,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         with closing(call):
             benchmark = GpuBenchmark(test, fixture)
             benchmark.measure(make, mode=keywords.get("mode") or "hot")
-            measurement, limits = test.measurements[""]
+            measurement, limits, extra = test.measurements[""]
             if measurement.work_seen is False:
                 raise CannotAdopt
             peak = _peak_of(session, item, call)
@@ -267,9 +267,9 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
             f"{format_time(busy)}"
         )
     measurement = replace(measurement, notes=(*measurement.notes, *notes))
-    test.measurements[""] = measurement, limits
+    test.measurements[""] = measurement, limits, extra
     if fixture.stats is not None:
-        test.extra[""][HOST] = float(fixture.stats.stats.median)
+        extra[HOST] = float(fixture.stats.stats.median)
     if peak is not None and test.entries is not None:
         test.entries.further["peak_bytes"] = peak
 

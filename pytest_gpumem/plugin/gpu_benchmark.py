@@ -68,9 +68,8 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.streams: list[PersistingStream] = []  # the test's persisting streams
-        # Of each measurement so far, by its label: with its limits, and further figures.
-        self.measurements: dict[str, tuple[Measurement, Limits]] = {}
-        self.extra: dict[str, Extra] = {}
+        self.measurements: dict[str, tuple[Measurement, Limits, Extra]] = {}
+        """Measurements so far, by their labels, with their limits and further figures."""
         self.entries: Entries | None = None  # of pytest-benchmark
         self.subtest_failed = False  # the body goes on, and pytest fails the test at its end
         self.judged = False  # the body has ended: nothing more is measured
@@ -312,8 +311,8 @@ class GpuBenchmark:
             if isinstance(target, Work):
                 overlap = overlap_of(harness, target, plan, arena=arena, name=name)
         measurement = replace(measurement, overlap=overlap, card=session.facts.uuid)
-        test.measurements[label] = measurement, merged
-        extra = test.extra[label] = Extra()
+        extra = Extra()
+        test.measurements[label] = measurement, merged, extra
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _claim(self, label: str, other: str, by: float) -> None:
@@ -329,12 +328,12 @@ class GpuBenchmark:
             raise BadCall(
                 f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20"
             )
-        measurement, limits = measurements[label]
+        measurement, limits, extra = measurements[label]
         if limits.origin.get("faster_than") == "result":
             raise BadCall(f"faster_than({other!r}): {limits.faster_than} is claimed already")
         origin = {**limits.origin, "faster_than": "result"}
         limits = replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
-        measurements[label] = measurement, limits
+        measurements[label] = measurement, limits, extra
 
     def _checked(self, label: str | None) -> str:
         test = self._test

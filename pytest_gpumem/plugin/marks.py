@@ -13,22 +13,16 @@ import pytest
 from pytest_gpumem.settings import marker_keywords
 
 SESSION_PLUGIN = "gpumem-session"  # name of a plugin that is registered only with `--gpumem`
-
 NEEDS_GPUMEM = "needs --gpumem"  # why a test that uses our fixtures skips with the plugin off
 
 MARKER = "gpumem"
 
-TEST_FIXTURE = "_gpumem_test"  # the private fixture that all others depend on
-
-PEER_FIXTURE = "_gpumem_peer_memory"
-"""The private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two."""
-
-KERNELS_FIXTURE = "gpu_kernels"
-"""Only measurements of its kernels use the memory that is kept between tests."""
-
-MEMORY_FIXTURE = "_gpumem_watched"  # the private fixture behind `gpu_memory`
-
-BENCHMARK_FIXTURE = "_gpumem_benchmark"  # the private fixture behind `gpu_benchmark`
+# Fixtures. The private ones lie behind public ones, which a user may override.
+TEST_FIXTURE = "_gpumem_test"  # all others depend on it
+PEER_FIXTURE = "_gpumem_peer_memory"  # the test has two GPUs for itself, if there are two
+KERNELS_FIXTURE = "gpu_kernels"  # only its measurements use memory that is kept between tests
+MEMORY_FIXTURE = "_gpumem_watched"
+BENCHMARK_FIXTURE = "_gpumem_benchmark"
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:

@@ -259,10 +259,10 @@ def _rows(
     rows = []
     if test is not None:
         further = [process.rows for process in session.further]
-        for label, (measured, limits) in test.measurements.items():
+        for label, (measured, limits, extra) in test.measurements.items():
             row = session.new_row(item.nodeid, limits, label)
             measurement = merged(measured, row.key, further) if further else measured
-            rows.append(replace(row, measurement=measurement, extra=dict(test.extra[label])))
+            rows.append(replace(row, measurement=measurement, extra=dict(extra)))
     if skip is not None:
         why = f"the test skipped after this measurement: {skip}"
         doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
