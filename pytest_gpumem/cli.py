@@ -46,8 +46,7 @@ def _reading() -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """A group whose errors are single lines, with the codes of `outcomes.Exit`; click's usage
-    errors exit with 2."""
+    """A group whose errors are single lines, with the codes of `outcomes.Exit`."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for task, commands in TASKS.items():

@@ -29,7 +29,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Append `text` to a file in a single write, so that no other process writes into it."""
+    """Append `text` in a single write, so that no other process writes into it."""
     with open(path, "ab", buffering=0) as file:
         file.write(text.encode())
 

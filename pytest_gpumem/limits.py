@@ -147,7 +147,6 @@ def _text_of_size(value: Any) -> str:
 
 
 def count_of(text: str) -> int:
-    """Return the number, or the bytes, of a limit on a count."""
     return int(text) if text.strip().isdecimal() else units.parse_bytes(text)
 
 
@@ -231,13 +230,12 @@ OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)
 
 
 def of_the_test(origin: str | None) -> bool:
-    """Return True if the origin of a limit is the test itself, or in a gate that of BASE: no option
-    replaces it."""
+    """Return True if a limit is of the test itself, or in a gate of that of BASE."""
     return origin is not None and origin.partition(" of ")[0] in ("marker", "call")
 
 
 def demands_more(name: str, limit: str | None, other: str | None) -> bool:
-    """Return True if a value of a limit can demand more than another. None is no limit."""
+    """Return True if a value of a limit can demand more than another."""
     if limit is None or limit == other:
         return False
     return other is None or LIMITS[name].looser(other, limit)

@@ -20,10 +20,10 @@ launches and nothing else."""
 
 
 class Names:
-    """Short, filterable and unique names for tests: the last component of the node id.
+    """Unique names for tests: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
 
-    `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`. Where collected node ids
-    would share a name, each gets a short hash of its id, so that all workers give the same names.
+    Where collected node ids would share a name, each gets a short hash of its id, so that all
+    workers give the same names.
     """
 
     def __init__(self, collected: Iterable[str] = ()) -> None:
@@ -35,7 +35,7 @@ class Names:
             self.unique(nodeid)
 
     def unique(self, nodeid: str) -> str:
-        """Return the name of a test; the same for the same id."""
+        """Return the name of a test."""
         if nodeid not in self._names:
             name, length = _base(nodeid), 6
             while name in self._used:
@@ -55,7 +55,6 @@ def _base(nodeid: str) -> str:
 
 
 def phase(name: str, which: str) -> str:
-    """Return the range of a phase: `phase("test_triad", "measure")` is "test_triad.measure"."""
     return f"{name}.{which}"
 
 
@@ -73,7 +72,7 @@ def _digest(text: str) -> str:
 
 
 class Ranges:
-    """Ranges of a process. Without a tool, or without NVTX (macOS), they cost next to nothing."""
+    """Ranges of a process. Without a tool, or without NVTX, they cost next to nothing."""
 
     def __init__(self) -> None:
         self._domain = _domain()
@@ -86,7 +85,6 @@ class Ranges:
     def range(
         self, name: str, payload: int | None = None, category: str | None = None
     ) -> AbstractContextManager[None]:
-        """Return a range around a block. `payload`: shown with it, such as bytes of a launch."""
         if self._domain is None:
             return nullcontext()
         attributes = self._attributes.get((name, category))

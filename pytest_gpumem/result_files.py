@@ -50,20 +50,14 @@ def parsed(text: bytes) -> Any:
         raise FileError(f"not JSON: {str(error) or type(error).__name__}") from None
 
 
-def document_in(value: object) -> Document:
-    """The run in the value of a file. Raises `FileError`: it holds none, or impossible values."""
-    if not isinstance(value, Mapping) or "gpumem" not in value:
-        raise FileError(
-            "holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them"
-        )
-    return document_from_json(value["gpumem"], "$.gpumem")
-
-
 def load_results(path: Path) -> ResultFile:
     """Return what a session wrote to the file of `--benchmark-json`. Raises `UserError`."""
     try:
         value = parsed(content(path))
-        document = document_in(value)
+        if not isinstance(value, Mapping) or "gpumem" not in value:
+            writes = "pytest --gpumem --benchmark-json=FILE writes them"
+            raise FileError(f"holds no results of this plugin; {writes}")
+        document = document_from_json(value["gpumem"], "$.gpumem")
     except FileError as error:
         raise UserError(f"{path}: {error}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
@@ -77,13 +71,11 @@ def revision_of(info: object) -> str | None:
     commit = info.get("id")
     if not isinstance(commit, str) or commit in ("unversioned", "unknown", ""):
         return None
-    if info.get("dirty"):
-        return commit + DIRTY
-    return commit
+    return commit + DIRTY if info.get("dirty") else commit
 
 
 def time_of(written: object, path: Path) -> datetime:
-    """Return the time of writing: pytest-benchmark's `datetime`, or the file's last change."""
+    """Return pytest-benchmark's `datetime`, or the time of the file's last change."""
     try:
         utc = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
     except ValueError:

@@ -22,7 +22,7 @@ _SECONDS = 60  # time-out of a git call
 
 
 class RevisionError(UserError):
-    """The revision cannot be used, or git cannot run; the message has a single line."""
+    """The revision cannot be used, or git cannot run."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
 
 
 def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
-    """Return the names of a commit's files in the folder `below` of `folder`."""
     listed = git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
     return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
@@ -96,7 +95,7 @@ def trouble(folder: Path) -> str | None:
 
 
 def head(folder: Path) -> str | None:
-    """Return the commit id of HEAD, with `DIRTY` if tracked files have changed; None without."""
+    """Return the commit of HEAD, with `DIRTY` if tracked files have changed; None without git."""
     try:
         commit = git(folder, ["rev-parse", "--verify", "HEAD"]).strip()
         changed = git(folder, ["status", "--porcelain", "--untracked-files=no"]).strip()
@@ -106,7 +105,6 @@ def head(folder: Path) -> str | None:
 
 
 def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables without those that name another repository than that of a folder."""
     return {name: value for name, value in environment.items() if not _OF_A_HOOK.fullmatch(name)}
 
 
@@ -118,9 +116,9 @@ def git(
     given: Sequence[str] = (),
     seconds: float | None = _SECONDS,
 ) -> str:
-    """Run git and return its standard output, bytes that are no text as surrogates.
+    """Run git and return its standard output. Raises `RevisionError`: it fails.
 
-    Raises `RevisionError`: it fails. `error_text`: begins the message. `seconds`: time-out.
+    `given`: lines for its input. `error_text`: begins the message.
     """
     try:
         run = subprocess.run(

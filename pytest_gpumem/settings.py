@@ -85,26 +85,22 @@ class Settings(NamedTuple):
     "gpumem_mode in pytest.ini", "marker" or "default"."""
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values, without the origins."""
         plain = self._asdict()
         del plain["origins"], plain["limits"]
         return plain | dict(self.limits)
 
 
 def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return variables for a pytest in which the options `names`, `ANNOUNCE` or `EVIDENCE` have
-    their defaults, whatever its arguments, the ini file and the environment say."""
+    """Return variables for a pytest in which some options have their defaults in any case."""
     off = sorted({*switched_off(environment), *names})
     return {**environment, SWITCHED_OFF: ",".join(off)}
 
 
 def switched_off(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that `switch_off` switched off for this process."""
     return frozenset(environment.get(SWITCHED_OFF, "").split(",")) - {""}
 
 
 def flag_of(name: str) -> str:
-    """Return how the command line sets a field of `Settings`."""
     return BY_NAME["budget" if name == "total_budget" else name].flag
 
 
@@ -116,9 +112,8 @@ def resolve(
     overrides: Collection[str] = (),
 ) -> Settings:
     """Return the settings of a session. While the switch is off, only the command line counts.
+
     `command_line`, `ini`: by `Option.key`; None, in `ini` also an empty text, says nothing.
-    `environment`: an empty variable counts as not set.
-    `ini_file`: how messages name the file, such as "pytest.ini".
     `overrides`: keys of `ini` whose value comes from pytest's `-o`.
     """
 
@@ -207,12 +202,11 @@ def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]
 
 
 def of_marker(keywords: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a keyword that is no option, such as "gpus", or None."""
     return _parsed_keywords(keywords, "marker").get(name)
 
 
 def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
-    """Return the settings of a test with these keywords; its limits are still the session's."""
+    """Return the settings of a test; its limits are still the session's."""
     values = {}
     for name, value in _parsed_keywords(keywords, "marker").items():
         if value is not None and name in Settings._fields:
@@ -243,8 +237,7 @@ def merge_limits(
     settings: Settings,
     names: Iterable[str] = OF_MEASUREMENT,
 ) -> Limits:
-    """Return the limits `names` with their origins: the call's, else the marker's, else the
-    settings'."""
+    """Return the limits of the call, else of the marker, else of the settings."""
     from pytest_gpumem.records.measurement import Limits
 
     values: dict[str, str | None] = {}
@@ -265,7 +258,6 @@ def by_marker(limits: Limits, name: str) -> bool:
 
 
 def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
-    """Return the limits of a row with a measurement and a footprint."""
     from msgspec.structs import replace
 
     values = {name: getattr(of_footprint, name) for name in OF_FOOTPRINT}

@@ -1,7 +1,6 @@
 """Quantities as text: sizes, times, rates, shares, margins and budgets.
 
-A text needs a known unit. A plain number is in bytes, seconds or bytes per second. What is refused,
-as are negative numbers and NaN, raises `QuantityError`.
+A plain number is in bytes, seconds or bytes per second. What is refused raises `QuantityError`.
 """
 
 from __future__ import annotations
@@ -173,8 +172,7 @@ def parse_claim(value: str) -> tuple[float, str]:
 
 
 def parse_budget(value: str | float) -> Budget:
-    """Return the budget of a text, or of seconds for each measurement. Times in min and h are for
-    the whole run; "total" or "each" behind the time decides too."""
+    """Return the budget. Times in min and h are for the whole run, unless "each" follows."""
     match = _match(r"(?s)(.*?)(?:\s+(total|each))?", value)
     time, scope = match.groups() if match is not None else (value, None)
     try:
@@ -196,7 +194,6 @@ def format_bytes(nbytes: int) -> str:
 
 
 def _exact(nbytes: int, *systems: Mapping[str, int]) -> str:
-    """Return bytes in a unit above B with three decimals at most, else in B."""
     for units in systems:
         unit, factor = _largest(units, nbytes)
         if nbytes >= factor > 1 and nbytes * 1000 % factor == 0:
@@ -242,7 +239,7 @@ def format_share(share: float, *, sign: bool = False) -> str:
 
 
 class Quantity(float):
-    """A figure in SI units that a failed assertion shows with its unit; else it is a float."""
+    """A figure in SI units that a failed assertion shows with its unit."""
 
     __slots__ = ("write",)
     write: Callable[[float], str]
@@ -262,8 +259,7 @@ class Quantity(float):
 
 
 def comparison_text(left: object, relation: str, right: object) -> list[str] | None:
-    """Return the lines about a failed comparison with a `Quantity`, such as ["3188 GB/s > 3319
-    GB/s", "3.95 % below"], or None if no side is a quantity."""
+    """Return ["3188 GB/s > 3319 GB/s", "3.95 % below"] of a failed comparison with a `Quantity`."""
     if not (_is_number(left) and _is_number(right)):
         return None
     quantity = left if isinstance(left, Quantity) else right
@@ -306,7 +302,6 @@ def _finite(value: object, accepted: str, number: float | Fraction) -> float:
 
 
 def _sum(value: object, parse: Callable[[str], float], accepted: str) -> Margin:
-    """Return the margin of at most a share and an amount, which `parse` reads."""
     parts = re.split(_PLUS, value) if isinstance(value, str) else [""]
     shares = [part for part in parts if "%" in part]
     amounts = [part for part in parts if "%" not in part]
@@ -321,7 +316,6 @@ def _sum(value: object, parse: Callable[[str], float], accepted: str) -> Margin:
 
 
 def _largest(units: Mapping[str, float], value: float) -> tuple[str, float]:
-    """Return the largest unit that is not above a value, or the first."""
     first, *larger = units.items()
     for unit in reversed(larger):
         if value >= unit[1]:

@@ -69,16 +69,13 @@ class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def limit(self) -> str:
-        """Name of the limit; empty for other figures."""
         return (self.up_to or "").partition("=")[0] if self.figure == "limit" else ""
 
     @property
     def value(self) -> str:
-        """Value of the limit."""
         return (self.up_to or "").partition("=")[2].strip()
 
     def __str__(self) -> str:
-        """For a message: "time up to 8.41%"."""
         if self.figure == "limit":
             return f"limit {self.up_to}"
         if self.figure == "renamed":
@@ -99,7 +96,6 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def file_name(self) -> str:
-        """A name for its file: safe characters of the test's id, and a digest of the content."""
         safe = re.sub(r"[^A-Za-z0-9]+", "-", self.test).strip("-")[-60:].strip("-") or "test"
         return f"{safe}-{_digest(msgspec.to_builtins(self))}.json"
 
@@ -114,7 +110,7 @@ class Acceptances:
     def of(
         self, row_key: str, figure: Figure, limit: str = ""
     ) -> tuple[Acceptance, AcceptedChange] | None:
-        """Return the newest accepted change of a row, and its file. `limit`: empty for any."""
+        """Return the newest accepted change of a row, with its file. `limit`: empty for any."""
         for acceptance, change in self._newest_first():
             named = change.figure == figure and limit in ("", change.limit)
             if named and covers(change.row, row_key):
@@ -122,7 +118,7 @@ class Acceptances:
         return None
 
     def digest(self, row_key: str, figure: Figure) -> str:
-        """Return what tells this acceptance of a row's figure from others; empty without one."""
+        """Return what tells this acceptance of a figure from others; empty without one."""
         newest = self.of(row_key, figure)
         if newest is None:
             return ""
@@ -141,7 +137,7 @@ class Acceptances:
         return None
 
     def old_names(self) -> dict[str, str]:
-        """Return what each renamed test was called before, by its new name."""
+        """Return the old names of renamed tests by their new names."""
         names = {}
         for _, change in reversed(self._newest_first()):
             if change.figure == "renamed" and change.up_to is not None:
@@ -149,7 +145,7 @@ class Acceptances:
         return names
 
     def allows(self, row_key: str, limit: str, value: str | None) -> bool:
-        """Return whether a row may have another value of a limit. `value`: None for no limit."""
+        """Return whether a row may have another value of a limit, or none."""
         newest = self.of(row_key, "limit", limit)
         if newest is None:
             return False
@@ -190,7 +186,7 @@ def acceptances(folder: Path) -> Acceptances:
 
 
 def read(written: bytes) -> Acceptance:
-    """Read a file. Raises `FileError`: it is something else, or has impossible values."""
+    """Read a file. Raises `FileError`."""
     acceptance = from_plain(parsed(written), Acceptance)
     for index, change in enumerate(acceptance.changes):
         problem = refusal(change)
@@ -200,7 +196,7 @@ def read(written: bytes) -> Acceptance:
 
 
 def refusal(change: AcceptedChange) -> str | None:
-    """Return what is wrong with a change, beginning with the field; None if nothing is."""
+    """Return what is wrong with a change, or None."""
     up_to = change.up_to or ""
     if change.figure in ("removed", "measured"):
         return None if change.up_to is None else f"up_to: {change.figure} takes no value"
@@ -221,7 +217,7 @@ def refusal(change: AcceptedChange) -> str | None:
 
 
 def write(root: Path, acceptance: Acceptance) -> Path:
-    """Write a new file; its path below `root`. Raises `UserError`: it cannot be written."""
+    """Write a new file. Raises `UserError`: it cannot be written."""
     path = FOLDER / acceptance.file_name
     text = json.dumps(msgspec.to_builtins(acceptance), indent=1) + "\n"
     try:
@@ -249,7 +245,6 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
 
 
 def _measured(row: Row, limit: str) -> str | None:
-    """Return how far a row is to be accepted beyond a limit that compares, or None."""
     if FORGIVES[limit] == "time":
         return _slow_down(row)
     if FORGIVES[limit] == "memory":
@@ -262,10 +257,7 @@ def _measured(row: Row, limit: str) -> str | None:
 
 
 def _slow_down(row: Row) -> str | None:
-    """Return the measured slow-down of a row and its limit on top, rounded up, or None.
-
-    No duet could decide about a limit that is the measured slow-down itself.
-    """
+    """Return the measured slow-down, rounded up, with the limit on top, so that a duet decides."""
     verdict, written = row.verdict, row.limits.max_regression
     if written is None or row.measurement is None:
         return None
@@ -281,7 +273,7 @@ def _slow_down(row: Row) -> str | None:
 
 
 def absolute_limits(row: Row) -> list[str]:
-    """Return the limits of a row that fail and that no acceptance forgives: the test has them."""
+    """Return the failing limits that no acceptance forgives."""
     names = []
     for result in row.verdict.limits:
         if result.outcome is Outcome.FAIL and result.limit:

@@ -56,7 +56,7 @@ class Baseline:
     """What `_days` returned."""
 
     def reference_runs(self, row: Row, figure: Figure = "time") -> tuple[PastRow, ...]:
-        """Return the runs that make the reference of a figure, oldest first; none of a new row."""
+        """Return the runs that make the reference of a figure, oldest first."""
         return tuple(chain.from_iterable(self._days(row, figure)[:DAYS]))
 
     def enters(self, row: Row, figure: Figure, today: date) -> bool:
@@ -115,7 +115,6 @@ class Baseline:
         return [run for run in self.rows.get(key, ()) if run.has(figure)]
 
     def _identity(self, row: Row, figure: Figure) -> dict[str, Any]:
-        """Return what the runs of a figure's reference have in common."""
         return _identity(row, figure, self.device, self.acceptances.digest(row.key, figure))
 
     def _days(self, row: Row, figure: Figure) -> Days:
@@ -133,7 +132,6 @@ class Baseline:
     # All runs
 
     def saved(self, row: Row) -> tuple[PastRow, ...]:
-        """Return all runs of a row, oldest first."""
         return self.rows.get(row.key, ())
 
     def past(self, row: Row) -> tuple[Past, ...]:
@@ -158,7 +156,6 @@ class Baseline:
 
 
 def assemble(runs: Iterable[SavedRun], device: DeviceFacts, acceptances: Acceptances) -> Baseline:
-    """Build a baseline from runs in any order."""
     rows: dict[str, list[PastRow]] = {}
     processes = 0
     for run in sorted(runs, key=lambda run: (run.utc, run.id)):
@@ -173,7 +170,6 @@ def assemble(runs: Iterable[SavedRun], device: DeviceFacts, acceptances: Accepta
 
 
 def _settings(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
-    """Return how a figure of a row is measured, by the words for it."""
     if figure == "memory":
         assert row.footprint is not None
         # Else of libraries alone.
@@ -217,7 +213,6 @@ def _text(value: object) -> str:
 
 
 def _limits_of_test(row: Row | SavedRow) -> dict[str, str | None]:
-    """Return the limits that the test has by itself, and no option."""
     limits = {}
     for name in LIMITS:
         if of_the_test(row.limits.origin.get(name)):
@@ -261,7 +256,6 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
 
 
 def _peaks(days: Sequence[Sequence[Row | SavedRow]]) -> list[int]:
-    """Return the peaks of all processes of some days."""
     peaks: list[int] = []
     for run in chain(*days):
         assert run.footprint is not None

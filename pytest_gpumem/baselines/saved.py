@@ -53,11 +53,9 @@ class SavedRow(Record, frozen=True):
         return key_of(self.nodeid, self.label)
 
     def accepted(self, figure: Figure) -> str:
-        """Return the digest of what was accepted of a figure."""
         return self.accepted_time if figure == "time" else self.accepted_memory
 
     def has(self, figure: Figure) -> bool:
-        """Return whether the run saved this figure of the row."""
         saved = self.measurement if figure == "time" else self.footprint
         return saved is not None
 
@@ -76,7 +74,6 @@ class SavedRun(Record, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Number of processes of the run."""
         numbers = [1]
         for row in self.rows:
             if row.measurement is not None:
@@ -91,7 +88,6 @@ class PastRow(SavedRow, frozen=True, kw_only=True):
 
 
 def times_of(runs: Iterable[PastRow]) -> list[tuple[date, Measurement]]:
-    """Return the times of saved rows with the UTC dates of their runs."""
     times = []
     for run in runs:
         if run.measurement is not None:
@@ -100,7 +96,6 @@ def times_of(runs: Iterable[PastRow]) -> list[tuple[date, Measurement]]:
 
 
 def memory_of(runs: Iterable[SavedRow]) -> list[Footprint]:
-    """Return the memory of saved rows."""
     return [run.footprint for run in runs if run.footprint is not None]
 
 
@@ -156,7 +151,7 @@ def read(text: bytes) -> SavedRun:
 
 
 def _checked(run: SavedRun) -> SavedRun:
-    """Return a run in UTC. Raises `FileError`: a row is there twice, or a value is impossible."""
+    """Return a run in UTC. Raises `FileError`."""
     try:
         run = replace(run, utc=run.utc.astimezone(timezone.utc))
     except OverflowError:
@@ -180,7 +175,7 @@ def _checked(run: SavedRun) -> SavedRun:
 
 
 def _plain(value: Any) -> Any:
-    """Return a record as JSON values, without the fields that have their default."""
+    """Return JSON values, without the fields that have their default."""
     if isinstance(value, msgspec.Struct):
         plain = {}
         for name, encoded, default in _fields(type(value)):
@@ -195,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
-    """Return name, name in JSON and default of each field; `NODEFAULT` where it has none."""
+    """Return name, name in JSON and default of each field."""
     known = []
     for field in fields(kind):
         default = field.default

@@ -84,9 +84,8 @@ class Store:
     ) -> SaveResult:
         """Write the rows that may enter into a new file. Raises `BaselineError`.
 
-        `revision`: of the measured code, such as a commit id; None if unknown.
-        `mode`: of the session.
-        `baseline`: the baseline that they were judged against; None: load it.
+        `revision`: of the measured code. `mode`: of the session.
+        `baseline`: that they were judged against; None: load it.
         """
         baseline = baseline if baseline is not None else self.load()
         run = SavedRun(
@@ -125,7 +124,7 @@ class Store:
             return f"nothing can be stored in {self.folder}: {error.strerror or error}"
 
     def files(self) -> Iterator[tuple[Path, SavedRun]]:
-        """Yield every file, by name. Raises `BaselineError`: as `load`."""
+        """Yield every file, by name. Raises `BaselineError`."""
         names: dict[str, str] = {}  # of files, by the id of their run
         for path in _paths(self.folder):
             try:
@@ -164,7 +163,6 @@ class Store:
 
 
 def devices(place: Path) -> list[str]:
-    """Return the keys of the devices that have runs in a folder of baselines."""
     keys = set[str]()
     with suppress(OSError):
         for path in place.glob(f"*/{SUBFOLDER}/*.json"):
@@ -173,7 +171,7 @@ def devices(place: Path) -> list[str]:
 
 
 def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
-    """Return what is saved of a row; None if its references are full and it gained nothing."""
+    """Return what is saved of a row; None where its references are full."""
     today, digest = run.utc.date(), baseline.acceptances.digest
     times = memory = None
     if row.measurement is not None and baseline.enters(row, "time", today):
@@ -224,7 +222,6 @@ def _paths(folder: Path) -> list[Path]:
 def _of_history(
     runs: Sequence[SavedRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
 ) -> tuple[list[SavedRun], str | None]:
-    """Return the runs that count, and a sentence about the others."""
     if ancestry is None:
         return list(runs), None
     known = ancestry(frozenset(run.revision for run in runs if run.revision is not None))

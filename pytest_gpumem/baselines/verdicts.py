@@ -51,10 +51,7 @@ def judged(
 def _of_measurement(
     row: Row, baseline: Baseline, facts: DeviceFacts, siblings: Mapping[str, Measurement]
 ) -> tuple[list[LimitResult], Comparison | None]:
-    """Return a finding for each limit and each doubt about the whole measurement, and the change.
-
-    `max_regression` fails grossly, has nothing to compare with, or waits.
-    """
+    """Return the findings and the change. `max_regression` fails grossly, is new, or waits."""
     measurement, limits = row.measurement, row.limits
     assert measurement is not None
     runs = times_of(baseline.reference_runs(row))
@@ -102,7 +99,7 @@ def _judges_time(limits: Limits) -> bool:
 def screened(
     rows: Sequence[Row], baseline: Baseline, *, strict: bool = False, in_gate: bool = False
 ) -> list[Row]:
-    """Return rows that `judged` made; those that wait have the screen's verdict."""
+    """Return the rows; those that wait have the screen's verdict."""
     changes = []
     for row in rows:
         comparison = row.verdict.comparison

@@ -1,7 +1,4 @@
-"""The differences between two runs of a row. Pure.
-
-They are in what was declared, and in what a launch ran.
-"""
+"""The differences between two runs of a row: in what was declared, and in what a launch ran."""
 
 from __future__ import annotations
 
@@ -102,10 +99,7 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
 
 
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
-    """Return what head ran differently from base: steps, then state.
-
-    Kernels are matched by name, copies by direction, other steps by kind.
-    """
+    """Return what head ran differently: steps, matched by kind and name, then state."""
     if ran_the_same(head, [base]):
         return ()
     steps = []
@@ -145,10 +139,7 @@ def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
 
 
 def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each argument that differs, or each word of a larger one: its name and both values.
-
-    Words that the base leaves out are not compared.
-    """
+    """Yield name and both values of each argument that differs, or of each word of a larger one."""
     if len(was) != len(now):
         yield "number of arguments", str(len(was)), str(len(now))
         return

@@ -79,8 +79,5 @@ PEAKS = 3
 
 
 def judge_peaks(head: Sequence[int], base: Sequence[int], most: Callable[[int], float]) -> Outcome:
-    """Compare the peaks of `PEAKS` processes a side, in bytes: PASS or FAIL.
-
-    `most`: the largest peak allowed over a peak of base.
-    """
+    """Compare the peaks of `PEAKS` processes a side. `most`: the largest allowed over a peak."""
     return Outcome.FAIL if median(head) > most(max(base)) else Outcome.PASS

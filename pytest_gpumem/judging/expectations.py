@@ -98,7 +98,6 @@ class Selection(Record, frozen=True):
     """By node id of a reported test: its file, as `reporting.github` names it, and its line."""
 
     def has(self, nodeid: str) -> bool:
-        """True if it selects a test."""
         return nodeid in self.tests or nodeid in self.others
 
     def leaves_out(self, nodeid: str) -> bool:
@@ -106,17 +105,13 @@ class Selection(Record, frozen=True):
         return any(selects(name, nodeid) for name in self.left_out)
 
     def lacks(self, nodeid: str) -> bool:
-        """True if it has no such test."""
         return not self.has(nodeid) and not self.leaves_out(nodeid)
 
 
 def against_base(
     ending: Ending, expectation: Expectation, base: Selection, base_name: str
 ) -> Ending:
-    """Return how a test of a change ended, seen from what BASE selects.
-
-    Words leave out what they leave out of BASE too.
-    """
+    """Return how a test of a change ended, seen from what BASE selects."""
     nodeid = expectation.nodeid
     if ending.how in ("passed", "failed"):
         return ending
@@ -220,10 +215,7 @@ def judged(row: Row) -> set[str]:
 
 
 def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> Omission | None:
-    """Return the omission of what was expected; None if a verdict or its test's failure says all.
-
-    `rows`, `ending`: of its test.
-    """
+    """Return what was not judged; None if a verdict or the failure of its test says all."""
     what = expectation.what
     ran = ending.how in ("passed", "failed")
     if what == ROW:
@@ -289,5 +281,4 @@ def lost(missing: Iterable[Omission]) -> list[Omission]:
 
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
-    """Return those that fail a strict session."""
     return [omission for omission in missing if not omission.accounted]

@@ -32,23 +32,19 @@ class Check:
         return f"{self.name} {self.written} ({self.origin})"
 
     def finding(self, outcome: Outcome, reason: str, code: Code | None = None) -> LimitResult:
-        """Return a finding about the limit."""
         return LimitResult(self.name, outcome, code, reason)
 
     def new(self, why: str) -> LimitResult:
-        """Return the finding of a limit whose row has no reference."""
         reason = f"{self.limit} has nothing to compare with: {why}"
         return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
 
     def measured_differently(self, changed: str) -> LimitResult:
-        """Return the finding of a limit whose row is measured in another way than its reference."""
         why = f"the measurement itself has changed: {changed}; gpumem duet compares them"
         return self.not_judged(why, Code.MEASURED_DIFFERENTLY)
 
     def not_judged(
         self, why: str, code: Code | None = None, outcome: Outcome = Outcome.UNDECIDED
     ) -> LimitResult:
-        """Return the finding of a limit whose figure is unknown."""
         return self.finding(outcome, f"{self.limit} cannot be judged: {why}", code)
 
     def never(self, why: str) -> LimitResult:
@@ -74,13 +70,11 @@ class Check:
 
 
 def check_of(limits: Limits, name: str) -> Check | None:
-    """Return a limit to judge; None if it is not set."""
     written = getattr(limits, name)
     return None if written is None else Check(name, written, limits.origin.get(name, "limit"))
 
 
 def worst(findings: Sequence[LimitResult | Verdict]) -> Outcome:
-    """Return the outcome of the worst finding; MEASURED without any."""
     if not findings:
         return Outcome.MEASURED
     return min(findings, key=attrgetter("outcome.rank")).outcome
@@ -93,10 +87,7 @@ def basis(measurement: Measurement) -> str:
 
 
 def window_text(window: Window | None) -> str:
-    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", or "none".
-
-    Where it begins and its properties are added where they are not the usual ones.
-    """
+    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", or "none"."""
     if window is None:
         return "none"
     parts = [short_bytes(window.nbytes)]
@@ -129,7 +120,6 @@ def change(share: float) -> str:
 
 
 def against(comparison: Comparison) -> str:
-    """Return a change with the size of its reference, in words."""
     processes = counted(comparison.processes, "saved process")
     days = counted(comparison.days, "day")
     return f"{change(comparison.delta)} against {processes} of {days}"

@@ -33,12 +33,11 @@ def comparable(footprint: Footprint, other: Footprint) -> bool:
 
 
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
-    """Return the peaks of all processes of a run."""
     return (footprint.peak, *(further.peak for further in footprint.further))
 
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
-    """Return a footprint with those of further processes, of which each has its rows by key."""
+    """Return a footprint with those of further processes, each with its rows by key."""
     repeats = list(footprint.further)
     for rows in further:
         row = rows.get(key)
@@ -97,7 +96,6 @@ def _judge_bytes(
     no_history: str | None,
     fixtures_alone: bool,
 ) -> LimitResult:
-    """Return the finding about bytes, or UNDECIDED where too little was seen for it."""
     finding = _of_bytes(check, footprint, past, no_history)
     if not footprint.watched and finding.outcome is not Outcome.FAIL:
         why = "; ".join(footprint.not_watched) or "nothing was watched"

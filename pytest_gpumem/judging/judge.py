@@ -92,9 +92,9 @@ def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
-    """Return a measurement with those of further processes, of which each has its rows by key.
+    """Return a measurement with those of further processes, each with its rows by key.
 
-    A note lists the processes that do not count, with the reason.
+    A note names each process that does not count, with the reason.
     """
     alike, left_out = [measurement], list[str]()
     for number, rows in enumerate(further, 2):
@@ -122,8 +122,7 @@ def _way(measurement: Measurement) -> tuple[str, ...]:
 
 
 def _ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
-    """Return what all processes ran, without the bytes of arguments that differ between them; None
-    if no process recorded it."""
+    """Return what all processes ran; None if no process recorded it."""
     records = []
     for process in processes:
         if process.what_ran is not None and process.what_ran.digest is not None:

@@ -42,7 +42,6 @@ _CLAUSES = {
 
 
 def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    """Return the reason of `Measurement.no_share_of_peak` as a clause, or None."""
     reason = measurement.no_share_of_peak(facts)
     if reason is None:
         return None
@@ -192,7 +191,6 @@ def exact_count(measurement: Measurement, name: str) -> int | str:
 def _count(
     check: Check, measurement: Measurement, past: Sequence[Measurement], of: str
 ) -> LimitResult:
-    """Judge an exact count. `BASE` is the greatest count of the saved runs."""
     count = exact_count(measurement, check.name)
     if isinstance(count, str):
         return check.not_judged(count, Code.CONDITIONS)
@@ -231,12 +229,11 @@ JUDGED = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
 
 
 def counts_steps(limits: Limits) -> bool:
-    """True if a limit is on what a launch runs."""
     return any(getattr(limits, name) is not None for name in STEPS)
 
 
 def relative(limits: Limits) -> list[str]:
-    """Return the limits on exact counts that are "base": no more than base has."""
+    """Return the limits on exact counts that are "base"."""
     return [name for name in EXACT if getattr(limits, name) == BASE]
 
 

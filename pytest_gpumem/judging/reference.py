@@ -64,7 +64,7 @@ class Reference:
 
     @property
     def latency(self) -> float:
-        """Seconds: the geometric mean of its processes."""
+        """The geometric mean of its processes."""
         return math.exp(self.mean)
 
     def confidence(self, same_code: bool) -> float:
@@ -116,7 +116,6 @@ def screen(
 
 
 def fails_in_plain_session(log_latency: float, limit: float, reference: Reference) -> bool:
-    """Return whether a row fails at its test's end, without a duet."""
     return log_latency > reference.slowest + limit + math.log1p(PLAIN)
 
 

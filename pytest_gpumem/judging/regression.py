@@ -69,7 +69,7 @@ def _corrected(latencies: list[float], overheads: Sequence[float | None]) -> lis
 
 
 def base_latency(measurement: Measurement, delta: float) -> float:
-    """Return seconds: the latency that a row changed from. `delta`: as `Comparison.delta`."""
+    """Return the latency that a row changed from. `delta`: as `Comparison.delta`."""
     latency = measurement.latency
     if measurement.further:
         latency = math.exp(fmean(corrected_logs([measurement])[0]))
@@ -91,12 +91,10 @@ class ComparedRun:
 
     @property
     def log_latency(self) -> float:
-        """The mean of the run's log-latencies, at the reference's launch overhead."""
         return self.reference.mean + self.log_ratio
 
     @property
     def comparison(self) -> Comparison:
-        """The change for a record."""
         reach = self.reference.reach(self.same_code)
         return Comparison(
             delta=math.expm1(self.log_ratio),
@@ -112,7 +110,6 @@ class ComparedRun:
 
     @property
     def text(self) -> str:
-        """The change with what it is against, and its data."""
         return f"{against(self.comparison)}, {basis(self.measurement)}"
 
 

@@ -81,7 +81,7 @@ def _count(
     echo: Callable[[str], object],
     under_tool: Callable[..., tuple[list[ProfiledLaunch], int]],
 ) -> list[tuple[list[ProfiledLaunch], int]]:
-    """The launches and the exit code of each side, by a function of `ncu` that runs pytest."""
+    """The launches and the exit code of each side."""
     counts = []
     head = sides[HEAD]
     for name, side in sides.items():

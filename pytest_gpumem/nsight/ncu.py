@@ -286,7 +286,6 @@ def time_launches(
 
 
 def read_times(page: str) -> list[ProfiledLaunch]:
-    """The measured launches of `nsys stats --report nvtx_kern_sum --format csv`."""
     lines = page.splitlines()
     while lines and not lines[0].startswith("NVTX Range,"):
         del lines[0]

@@ -131,7 +131,6 @@ def select(
 
 
 def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
-    """Lines with the figures of a report."""
     program = str(report.program)
     if report.file.suffix == tools.NCU.report:
         words = ["--csv", "--page", "raw", "--print-units", "base"]
@@ -153,7 +152,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
 
 
 def _new(name: str, ending: str) -> Path:
-    """A report that does not exist: NAME.nsys-rep, else NAME-2.nsys-rep, and so on."""
+    """A new report: NAME.nsys-rep, else NAME-2.nsys-rep, and so on."""
     file, number = Path(name + ending), 1
     while file.exists():
         number += 1
@@ -168,7 +167,7 @@ def _check_file(file: Path) -> None:
 
 
 def _written_at(file: Path) -> int | None:
-    """When a file was written, in nanoseconds; None for a missing or an empty one."""
+    """When a file was written; None for a missing or an empty one."""
     try:
         status = file.stat()
     except OSError:

@@ -87,7 +87,7 @@ def find(tool: Tool, environment: Mapping[str, str]) -> Path:
 
 
 def _numbers(path: str) -> list[int]:
-    """The numbers in a path, so that 2025.10 comes after 2025.3."""
+    """So that 2025.10 comes after 2025.3."""
     return [int(number) for number in re.findall(r"[0-9]+", path)]
 
 
@@ -134,7 +134,6 @@ escape, so the point before `measure` matches any character."""
 
 
 def _defaults(options: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The words of options that the user did not choose."""
     names = {word.partition("=")[0] for word in chosen if word.startswith("-")}
     words = []
     for option in options:
@@ -181,9 +180,7 @@ def ncu_command(
     chosen: Sequence[str] = (),
 ) -> list[str]:
     """The command that counts the measured launches of all tests, with empty caches before each
-    pass over a kernel.
-    `output`: options that say where the counts go.
-    `chosen`: as in `nsys_command`.
+    pass over a kernel. `output`: options that say where the counts go.
     """
     options = ["--clock-control none", "--cache-control all", "--target-processes all"]
     options.append(f"--metrics {','.join(metrics)}")
@@ -192,7 +189,6 @@ def ncu_command(
 
 
 def opening(program: Path, report: Path) -> list[str]:
-    """Lines that say how to open a report."""
     if report.suffix == NCU.report:
         viewer, text = "ncu-ui", [str(program), "--import", str(report)]
     else:

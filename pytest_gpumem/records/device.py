@@ -87,23 +87,15 @@ class DeviceFacts(Record, frozen=True):
 
     @property
     def persists(self) -> bool:
-        """True if it has persisting L2. A MIG instance has none: the set-aside is disabled
-        there."""
+        """True if it has persisting L2, which a MIG instance has not."""
         return self.persisting_l2_max_bytes > 0 and self.mig_profile is None
 
-    @property
-    def arch(self) -> str:
-        """Compilation target such as "sm_90"."""
-        return f"sm_{self.compute_capability[0]}{self.compute_capability[1]}"
-
     def __repr__(self) -> str:
-        """A single line: a failed assertion shows it."""
         peak = format_rate(self.dram_peak) if self.dram_peak else "unknown"
         return f"<DeviceFacts {self.name}, peak {peak}{', simulated' if self.simulated else ''}>"
 
     @property
     def name_and_driver(self) -> str:
-        """Such as "NVIDIA H200, driver 580.159.04", or "NVIDIA H200 (simulated)"."""
         text = self.name
         if self.simulated:
             text += " (simulated)"
@@ -121,7 +113,8 @@ class DeviceFacts(Record, frozen=True):
             parts.insert(0, SIMULATED)
         if self.mig_profile:
             parts.append(self.mig_profile)
-        parts += [self.arch.replace("_", ""), f"{round(self.memory_bytes / 2**30)}GiB"]
+        major, minor = self.compute_capability
+        parts += [f"sm{major}{minor}", f"{round(self.memory_bytes / 2**30)}GiB"]
         if self.ecc is not None:
             parts.append("ecc" if self.ecc else "noecc")
         return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts)).strip("-")
@@ -166,9 +159,10 @@ def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
 def host_link(
     generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False
 ) -> tuple[str | None, float | None]:
-    """Return the host link in words, and its theoretical bandwidth one way in bytes per second. A
-    GPU that walks the host's page tables reads over a coherent link such as NVLink-C2C, whatever
-    PCIe link it has too. 0 is an unknown generation or width.
+    """Return the host link in words, and its theoretical bandwidth one way in bytes per second.
+
+    A GPU that walks the host's page tables reads over a coherent link such as NVLink-C2C. 0 is an
+    unknown generation or width.
     """
     if integrated:
         return "memory shared with the host", None
@@ -176,7 +170,5 @@ def host_link(
         return "coherent link to the host", None
     if not generation or not width:
         return None, None
-    bandwidth = None
-    if generation in _LANE_RATES:
-        bandwidth = _LANE_RATES[generation] * width
-    return f"PCIe Gen{generation} x{width}", bandwidth
+    rate = _LANE_RATES.get(generation)
+    return f"PCIe Gen{generation} x{width}", rate and rate * width

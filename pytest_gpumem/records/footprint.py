@@ -106,7 +106,7 @@ class Footprint(Record, frozen=True):
 
     @property
     def repeat(self) -> FootprintRepeat:
-        """The part that a run keeps of a further process."""
+        """What `further` keeps of another process."""
         return FootprintRepeat(self.peak, self.kept)
 
     @property

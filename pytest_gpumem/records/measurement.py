@@ -22,7 +22,6 @@ from pytest_gpumem.records.record import (
     Placements,
     Record,
     Seconds,
-    Sectors,
     Share,
 )
 from pytest_gpumem.records.what_ran import WhatRan
@@ -234,7 +233,7 @@ class Measurement(Record, frozen=True, dict=True):
     """Page faults and migrations of managed memory in an untimed pass."""
     what_ran: WhatRan | None = None
     """Kernels, copies, allocations and waits of a launch in an untimed pass."""
-    sectors_per_request: Sectors | None = None
+    sectors_per_request: NotNegative | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, from the access pattern: 4
     where all are coalesced, up to 32 (CUDA C++ Best Practices Guide, 9.2.1). None where it is
     unknown, and for copy engines and pointer chases."""
@@ -259,12 +258,12 @@ class Measurement(Record, frozen=True, dict=True):
 
     @property
     def repeat(self) -> Repeat:
-        """The part of this measurement that `further` of another process's measurement keeps."""
+        """What `further` keeps of another process's measurement."""
         return Repeat(self.medians, self.overhead)
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """All samples in seconds, placement after placement, each in the order of sampling."""
+        """All samples in seconds, placement after placement."""
         return tuple(chain.from_iterable(self.placements))
 
     @cached_property
@@ -278,8 +277,8 @@ class Measurement(Record, frozen=True, dict=True):
         return self.counting_of(self.medians)
 
     def counting_of(self, medians: Sequence[float]) -> tuple[float, ...]:
-        """Return those of the row's medians in a process that count: under a window without
-        exceptional placements, which take 5 to 25 % longer."""
+        """Return the medians of a process that count: under a window without exceptional
+        placements, which take 5 to 25 % longer."""
         return tuple(medians) if self.window is None else without_exceptions(medians)
 
     @property

@@ -22,7 +22,6 @@ LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
 Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]  # Of each buffer placement
 NotNegative = Annotated[float, Meta(ge=0.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for a request of a warp
 
 
 class Record(Struct, frozen=True):

@@ -214,8 +214,7 @@ def covers(name: str, key: str) -> bool:
 def key_of(nodeid: str, label: str) -> str:
     r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
 
-    Brackets inside of parameters and label get a backslash: `a` with the label `b` is `test[a][b]`,
-    the parameter `a][b` is `test[a\]\[b]`. A label `a` beside a test `test[a]` is refused.
+    Brackets inside of parameters and label get a backslash: the parameter `a][b` is `test[a\]\[b]`.
     """
     start = nodeid.find("[", nodeid.find("::") + 1)
     if start >= 0 and nodeid.endswith("]"):

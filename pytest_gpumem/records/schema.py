@@ -86,7 +86,6 @@ def converted(value: object, kind: type[_T], path: str = "$") -> _T:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """Return a row as plain values, with its derived figures."""
     plain = _with_derived(row, "$")
     if row.measurement is not None:
         plain["measurement"] = _with_derived(row.measurement, "$.measurement")
@@ -96,12 +95,10 @@ def row_to_json(row: Row) -> dict[str, Any]:
 
 
 def row_from_json(value: object) -> Row:
-    """Return the row that `row_to_json` wrote."""
     return from_plain(value, Row)
 
 
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
-    """Return a device as plain values, with its baseline key."""
     return _with_derived(facts, "$")
 
 

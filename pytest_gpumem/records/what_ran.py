@@ -130,7 +130,7 @@ def what_ran(
     *,
     not_watched: str | None = None,
 ) -> WhatRan:
-    """Return the record of a launch, of steps whose streams have any numbers."""
+    """Return the record of a launch; the streams of its steps have any numbers."""
     numbers: dict[int, int] = {}
     distinct: dict[Step, int] = {}
     order = []

@@ -88,7 +88,7 @@ def _parameters(row: Row) -> str:
 
 
 def _number_of(names: Sequence[str]) -> int | None:
-    """The place of the number with the most values, three or more, of those that all rows have."""
+    """The place of the number with the most values, three or more."""
     numbers = [_NUMBER.findall(name) for name in names]
     best, most = None, 2
     for place in range(min(len(of_name) for of_name in numbers)):

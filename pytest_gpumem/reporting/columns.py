@@ -53,7 +53,7 @@ def table_of_tests(
 
 
 def _printed(renderable: object, colour: bool) -> list[str]:
-    """What rich draws, in lines without trailing blanks, none of them broken."""
+    """What rich draws, in lines that are not broken."""
     from rich.console import Console
 
     console = Console(

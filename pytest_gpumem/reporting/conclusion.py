@@ -42,14 +42,12 @@ class Conclusion:
 
 
 def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
-    """Such as "1 of 5 rows fails", of the rows that measured something."""
     measured = [row for row in rows if row.measured_something]
     verb = "fails" if len(failing) == 1 else "fail"
     return f"{len(failing)} of {counted(len(measured), 'row')} {verb}"
 
 
 def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
-    """The colour and why, each failing test with every broken limit, then what to do."""
     simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
     lines = [f"{conclusion.colour}{mark(simulated)}: {'; '.join(conclusion.causes)}"]
     rows = failing_rows(conclusion.rows)
@@ -88,8 +86,8 @@ def failing_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def row_lines(row: Row, error: str | None = None) -> list[str]:
-    """The verdict and the name of a row, every broken limit, and the first thing that differs.
-    `error`: the first line of the error of its test, if that is known."""
+    """Verdict and name of a row, every broken limit, and the first thing that differs.
+    `error`: the first line of the error of its test."""
     if row.test_error is True and row.verdict.outcome is not Outcome.FAIL:
         return [f"FAIL {row.key}", f"  {error or 'its test failed by an assertion or an error'}"]
     lines = [f"{verdict_text(row)}{mark(row.verdict.simulated)} {row.key}"]
@@ -155,7 +153,6 @@ class Run:
 
 
 def run_lines(run: Run, width: int) -> list[str]:
-    """What a run decides and why, as the terminal says it, then its remarks."""
     lines = []
     if run.conclusion is not None:
         lines += conclusion_lines(run.conclusion, width)

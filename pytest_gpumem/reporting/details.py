@@ -46,7 +46,6 @@ def details(row: Row, facts: DeviceFacts) -> Details:
 
 
 def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
-    """The text of a failing test: each broken limit, then the details."""
     row, facts = printable(row), printable(facts)
     lines = []
     broken = broken_limits(row)
@@ -138,7 +137,6 @@ def conditions_text(conditions: Conditions) -> str:
 
 
 def migrations_text(migrations: Migrations) -> str:
-    """What a counting pass saw of a launch."""
     counts = migrations.launch
     if counts is None:
         return f"not counted: {migrations.not_counted}"
@@ -167,7 +165,6 @@ def _of_footprint(footprint: Footprint) -> Details:
 
 
 def _by_library(total: int, footprint: Footprint, name: str) -> str:
-    """A total, and what each library has of it."""
     uses = [use for use in footprint.uses if getattr(use, name) > 0]
     uses.sort(key=lambda use: -getattr(use, name))
     parts = []

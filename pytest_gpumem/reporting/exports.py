@@ -32,7 +32,7 @@ READABLE = (
 
 
 def as_csv(run: Run) -> str:
-    """A line for each row. A figure that a test added has a column of its name at the end."""
+    """A line for each row. A figure that a test added has a column at the end."""
     extra: dict[str, None] = {}
     for row in run.rows:
         extra.update(dict.fromkeys(row.extra))
@@ -65,7 +65,6 @@ def _field(value: object) -> object:
 
 
 def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
-    """The figures of a row as plain values in SI units."""
     measurement = row.measurement
     known: dict[str, Any] = {
         "gpu": facts.key,

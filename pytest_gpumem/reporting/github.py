@@ -69,7 +69,7 @@ def _property(text: str) -> str:
 
 
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:
-    """Append Markdown to GitHub's job summary, if it has any. Return why it was not written."""
+    """Append Markdown to GitHub's job summary. Return why it was not written."""
     name = environment.get(VARIABLE)
     if not name:
         return None

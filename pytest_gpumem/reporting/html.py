@@ -81,7 +81,7 @@ def _css(view: RowView) -> str:
 
 
 def _line(view: RowView, headings: Sequence[str]) -> dict[str, object]:
-    """A row of the table of results. Its figures have a text and a value to sort by."""
+    """A row of the table of results, with values to sort by."""
     cells = []
     for heading in headings:
         text, value = "", ""

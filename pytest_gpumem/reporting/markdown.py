@@ -28,7 +28,6 @@ _REASONS = 20_000  # characters of a page that the reasons may take
 
 
 def page(run: Run) -> str:
-    """The page: the conclusion, then all rows, folded, what needs a look first."""
     rows, facts = printable((list(run.rows), run.facts))
     parts = [f"### gpumem: {escaped(facts.name)}{mark(facts.simulated)}"]
     if facts.simulated:
@@ -79,7 +78,6 @@ def escaped(text: str) -> str:
 
 
 def preformatted(lines: Iterable[str], room: int = LIMIT) -> str:
-    """Lines in an element within which Markdown means nothing."""
     texts = [html.escape(printable(line)) for line in lines]
     fitting, left = _fitting(texts, room)
     if left:
@@ -88,7 +86,7 @@ def preformatted(lines: Iterable[str], room: int = LIMIT) -> str:
 
 
 def _fitting(texts: Sequence[str], room: int) -> tuple[list[str], int]:
-    """The first texts that take at most `room` characters, and the number of those after them."""
+    """The first texts that take at most `room` characters, and the number of the others."""
     taken = 0
     for index, text in enumerate(texts):
         taken += len(text) + 1
@@ -98,5 +96,4 @@ def _fitting(texts: Sequence[str], room: int) -> tuple[list[str], int]:
 
 
 def folded(heading: str, body: str) -> str:
-    """A body that opens by a click on its heading."""
     return f"<details><summary>{heading}</summary>\n\n{body}\n\n</details>"

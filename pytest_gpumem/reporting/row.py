@@ -56,7 +56,6 @@ class RowView:
     figures: dict[str, Figure] = field(default_factory=dict)  # by heading, those that are known
 
     def texts(self, headings: Iterable[str]) -> list[str]:
-        """The figures under these headings; empty where there is none."""
         nothing = Figure("", 0.0)
         return [self.figures.get(heading, nothing).text for heading in headings]
 
@@ -67,7 +66,7 @@ def mark(simulated: bool) -> str:
 
 
 def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
-    """The rows of a report. `memory`: show every peak, not only those with a limit."""
+    """The rows of a report. `memory`: show every peak."""
     names = [row.key for row in rows]
     tests = [name.partition("::")[2] for name in names]
     if all(tests) and len(set(tests)) == len(names):  # unique without their files
@@ -82,7 +81,6 @@ def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> l
 
 
 def headings_of(shown: Iterable[RowView]) -> list[str]:
-    """The headings for which some row has a figure."""
     known = set[str]().union(*(view.figures for view in shown))
     return [heading for heading in HEADINGS if heading in known]
 
@@ -94,7 +92,6 @@ def function_of(row: Row) -> str:
 
 
 def verdict_text(row: Row) -> str:
-    """Such as "PASS", "PASS, test failed"."""
     failed = row.failed and row.verdict.outcome is not Outcome.FAIL
     return row.verdict.outcome.word + (", test failed" if failed else "")
 
@@ -163,7 +160,6 @@ def base_of(row: Row) -> float | None:
 
 
 def exact_figures(row: Row) -> dict[str, int]:
-    """Those of `EXACT` that are known."""
     known = dict[str, int]()
     footprint, measurement = row.footprint, row.measurement
     if footprint is not None and footprint.watched:
@@ -201,7 +197,6 @@ def attention(row: Row) -> int:
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
-    """By verdict, then by the change of the latency."""
 
     def rank(row: Row) -> tuple[int, int, float]:
         return attention(row), row.verdict.outcome.rank, -(change_of(row) or 0.0)
@@ -240,7 +235,6 @@ _WORDS = {
 
 
 def why_lines(row: Row) -> list[str]:
-    """A sentence for each difference of a row."""
     return [describe(difference) for difference in row.differences]
 
 

@@ -70,7 +70,6 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
 
 
 def _notes(rows: Sequence[Row], facts: DeviceFacts) -> Iterator[str]:
-    """The notes of measurements, each once, and why rows have no share of the peak."""
     notes: dict[str, list[Row]] = {}
     no_share: dict[NoShare, list[Row]] = {}
     unchecked = 0

@@ -53,7 +53,6 @@ def header(
 
 
 def device_text(facts: DeviceFacts) -> str:
-    """The GPU in words."""
     parts = [
         facts.name,
         f"driver {facts.driver or 'unknown'}",
@@ -125,8 +124,7 @@ def counts_text(rows: Sequence[Row]) -> str:
 
 
 def missing_lines(missing: Sequence[Omission]) -> list[str]:
-    """Lines about what was not judged: each lost measurement, each limit on a test that measured
-    nothing, and how many were not run."""
+    """Lines about what was not judged."""
     names = {LOST: "lost", ACCEPTED: "accepted", UNJUDGED: "not judged"}
     things = {ROW: "measurement of the baseline", TEST: "test"}
     crashed: dict[str, set[str]] = defaultdict(set)
