@@ -16,9 +16,8 @@ import click
 from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
-from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.gate import gate
-from pytest_gpumem.commands.profile import profile
+from pytest_gpumem.commands.nsight import explain, profile
 from pytest_gpumem.commands.report import report
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable

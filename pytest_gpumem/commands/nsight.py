@@ -1,4 +1,4 @@
-"""The commands `gpumem profile nsys` and `gpumem profile ncu`."""
+"""The commands `gpumem profile` and `gpumem explain`, by Nsight Systems and Nsight Compute."""
 
 from __future__ import annotations
 
@@ -134,3 +134,40 @@ def _profile(
         )
         return Exit.FAILED
     return Exit.FINE
+
+
+@click.command(
+    short_help="List the counters of a test that differ from BASE.",
+    epilog=examples("gpumem explain --base main tests/test_a.py::test_triad"),
+)
+@click.option("--base", metavar="REV", required=True, help="The git revision to compare with.")
+@click.argument("test", metavar="TEST")
+@pytest_arguments
+def explain(base: str, test: str, pytest_arguments: tuple[str, ...]) -> int:
+    """List what differs in TEST between the revision BASE and the working tree.
+
+    Both sides run once under Nsight Compute, and once more without it. Lists the counters that
+    differ by more than 5 %, with both values, and what ran differently. Where this user may not
+    read counters, Nsight Systems times the kernels instead.
+    """
+    from pytest_gpumem.nsight.explain import explain as explained
+
+    explanation = explained(base, test, pytest_arguments, os.environ, log)
+    for note in explanation.notes:
+        log(f"gpumem: {note}")
+    _show(f"differ by more than 5 % by {explanation.tool}", explanation.counters)
+    _show("ran differently", explanation.ran)
+    if explanation.failed:
+        return Exit.FAILED
+    return Exit.FINE
+
+
+def _show(title: str, lines: dict[str, list[str]]) -> None:
+    if not lines:
+        click.echo(f"{title}: nothing")
+        return
+    click.echo(f"{title}:")
+    for place, differences in lines.items():
+        click.echo(printable(f"  {place}"))
+        for difference in differences:
+            click.echo(printable(f"    {difference}"))
