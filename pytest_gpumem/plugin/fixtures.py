@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
-    """The device and the memory of a test; everything that it allocates is freed at its end."""
     if not request.config.pluginmanager.hasplugin(SESSION_PLUGIN):
         # Reached by getfixturevalue only: a test that names a fixture was skipped before.
         pytest.skip(NEEDS_GPUMEM)

@@ -224,12 +224,9 @@ def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) ->
     for label, seen, limits in footprints:
         if watched.trouble is not None and not seen.watched and not limited(limits):
             continue  # nothing was read, and nothing is judged by it
-        row = by_label.get(label)
-        if row is None:
-            row = session.new_row(watched.item.nodeid, limits, label)
-        else:
-            row = replace(row, limits=both_limits(row.limits, limits))
-        by_label[label] = replace(row, footprint=with_further(seen, row.key, further))
+        row = by_label.get(label) or session.new_row(watched.item.nodeid, limits, label)
+        all_seen = with_further(seen, row.key, further)
+        by_label[label] = replace(row, limits=both_limits(row.limits, limits), footprint=all_seen)
     return list(by_label.values())
 
 
