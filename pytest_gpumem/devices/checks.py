@@ -8,15 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import ALLOCATORS, Allocation, DeviceError, Launch, OutOfMemory
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, OutOfMemory
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
-
-
-def check_allocator(name: str) -> None:
-    if name not in ALLOCATORS:
-        raise DeviceError(f"no allocator {name!r}; there are: {', '.join(ALLOCATORS)}")
 
 
 def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:

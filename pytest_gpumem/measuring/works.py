@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
+from pytest_gpumem.devices.protocol import ALLOCATORS, Device, DeviceError, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
@@ -195,6 +195,8 @@ class Works:
             DeviceError: there is no such allocator.
             Unsupported: the device does not have it.
         """
+        if allocator not in ALLOCATORS:
+            raise DeviceError(f"no allocator {allocator!r}; there are: {', '.join(ALLOCATORS)}")
         size = parse_bytes(nbytes)
         cycle = self._allocators.enter_context(self.device.memory.allocator(allocator))
         return Work(

@@ -1,19 +1,26 @@
-"""Memory of every kind: allocated, adopted, freed; never more than there is."""
+"""Memory of every kind: allocated, adopted, freed, never more than there is; and the ways of
+allocating whose time is measured.
+
+Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA
+Runtime API, page-locked memory.
+"""
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_oversubscription, part_of
 from pytest_gpumem.devices.cuda import places
-from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import malloc_managed
@@ -26,6 +33,7 @@ from pytest_gpumem.devices.protocol import (
     DeviceMemory,
     HostMemory,
     OutOfMemory,
+    Stream,
     Unsupported,
 )
 from pytest_gpumem.records.device import DeviceFacts
@@ -48,6 +56,9 @@ _SPARE_SHARE = 3
 _LEAST_REGION = 20 * 2**30  # bytes of a region: the next, larger set of buffers finds room in it
 _LEAST_SHARE = 5
 """Such a region takes no more than this part of the memory, and stays beside other libraries."""
+_PAGE = mmap.PAGESIZE
+_HOST_FLAGS = R.cudaHostAllocPortable | R.cudaHostAllocMapped
+_REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 
 
 class CudaMemory:
@@ -187,8 +198,8 @@ class CudaMemory:
         at, nbytes = int(array.__array_interface__["data"][0]), array.nbytes
         if not register:
             return Allocation(MemoryKind.PAGEABLE, nbytes, 0, at, backing=array)
-        flags = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
-        check(R.cudaHostRegister(at, nbytes, flags), f"registering {nbytes} bytes of host memory")
+        doing = f"registering {nbytes} bytes of host memory"
+        check(R.cudaHostRegister(at, nbytes, _REGISTER_FLAGS), doing)
         address = self._device_address(at)
         return self._lock(Allocation(MemoryKind.REGISTERED, nbytes, address, at, backing=array))
 
@@ -204,7 +215,17 @@ class CudaMemory:
     part = staticmethod(part_of)
 
     def allocator(self, name: str) -> AbstractContextManager[Cycle]:
-        return allocator(name, self._index)
+        if name == "cudaMalloc":
+            return nullcontext(partial(_cycle, R.cudaMalloc, R.cudaFree))
+        if name == "cudaMallocAsync":
+            return _pool(self._index, 0)
+        if name == "cudaMallocAsync, kept":
+            return _pool(self._index, 2**64 - 1)
+        if name == "CuPy pool":
+            return _cupy_pool()
+        if name == "cudaHostAlloc":
+            return nullcontext(partial(_cycle, _host_alloc, R.cudaFreeHost))
+        return _host_register()
 
     def near_host(self) -> AbstractContextManager[int | None]:
         return places.on_node(places.nearest_node(self._index))
@@ -340,3 +361,94 @@ def _starts(allocation: Allocation) -> set[int]:
 
 
 _: type[DeviceMemory] = CudaMemory
+
+
+# Ways of allocating
+
+
+def has_pools(index: int) -> bool:
+    attribute = R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported
+    error, supported = R.cudaDeviceGetAttribute(attribute, index)
+    return int(error) == 0 and bool(supported)
+
+
+def check_pools(index: int) -> None:
+    """Raises `Unsupported`: the device has no stream-ordered memory pools."""
+    if not has_pools(index):
+        raise Unsupported(
+            "the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)"
+        )
+
+
+def _cycle(
+    allocate: Callable[[int], Any], free: Callable[[Any], Any], nbytes: int, stream: Stream
+) -> None:
+    doing = f"allocating {nbytes} bytes"
+    check(free(check(allocate(nbytes), doing)), doing)
+
+
+def _host_alloc(nbytes: int) -> Any:
+    return R.cudaHostAlloc(nbytes, _HOST_FLAGS)
+
+
+@contextmanager
+def _pool(index: int, threshold: int) -> Iterator[Cycle]:
+    """A new stream-ordered pool, in which `threshold` bytes stay across synchronisations."""
+    check_pools(index)
+    properties = R.cudaMemPoolProps()
+    properties.allocType = R.cudaMemAllocationType.cudaMemAllocationTypePinned
+    properties.location.type = R.cudaMemLocationType.cudaMemLocationTypeDevice
+    properties.location.id = index
+    pool: Any = check(R.cudaMemPoolCreate(properties), "creating a memory pool")
+
+    def cycle(nbytes: int, stream: Stream) -> None:
+        doing = f"allocating {nbytes} bytes from a pool"
+        address = check(R.cudaMallocFromPoolAsync(nbytes, pool, stream.handle), doing)
+        check(R.cudaFreeAsync(address, stream.handle), doing)
+
+    try:
+        attribute = R.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
+        kept = R.cudaMemPoolSetAttribute(pool, attribute, D.cuuint64_t(threshold))
+        check(kept, "setting a pool's release threshold")
+        yield cycle
+    finally:
+        check(R.cudaMemPoolDestroy(pool), "destroying a memory pool")
+
+
+@contextmanager
+def _cupy_pool() -> Iterator[Cycle]:
+    """A new pool of CuPy: the default pool's blocks are left alone."""
+    try:
+        import cupy
+    except ImportError:
+        raise Unsupported("CuPy is not installed") from None
+    pool = cupy.cuda.MemoryPool()
+
+    def cycle(nbytes: int, stream: Stream) -> None:
+        try:
+            with cupy.cuda.Stream.from_external(stream):
+                memory = pool.malloc(nbytes)
+                del memory
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            raise OutOfMemory(f"allocating {nbytes} bytes from CuPy's pool: {error}") from error
+
+    yield cycle
+    pool.free_all_blocks()
+
+
+@contextmanager
+def _host_register() -> Iterator[Cycle]:
+    """Page-locking of memory whose pages exist already."""
+    array = np.zeros(0, dtype=np.uint8)
+
+    def cycle(nbytes: int, stream: Stream) -> None:
+        nonlocal array
+        if array.nbytes < nbytes + _PAGE:
+            array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)  # written: its pages exist
+        at = int(array.ctypes.data)
+        at += -at % _PAGE
+        doing = f"registering {nbytes} bytes of host memory"
+        check(R.cudaHostRegister(at, nbytes, _REGISTER_FLAGS), doing)
+        check(R.cudaHostUnregister(at), doing)
+
+    yield cycle

@@ -1,25 +1,31 @@
 """Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of
-managed memory, kernels and copies. Its records and counters are off again after each pass.
+managed memory, kernels and copies, and what a launch ran. Its records and counters are off again
+after each pass.
 
-Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
+Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter,
+CUpti_ActivityKernel9 and its successors, CUpti_ActivityMemcpy, CUpti_ActivityMemset,
+CUpti_ActivitySynchronization; CUDA Driver API, CUaccessPolicyWindow.
 """
 
 from __future__ import annotations
 
+import ctypes
+import operator
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
+from msgspec.structs import replace
 
-from pytest_gpumem.devices.cuda import what_ran
 from pytest_gpumem.devices.cuda.compiler import HOLD
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
-from pytest_gpumem.devices.cuda.hints import malloc_managed, prefetch
-from pytest_gpumem.devices.cuda.modules import MODULES
-from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
+from pytest_gpumem.devices.cuda.hints import PROPERTIES, malloc_managed, prefetch
+from pytest_gpumem.devices.cuda.modules import MODULES, LaunchCall, LaunchedKernel
+from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered, WindowSpec
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
     CPU_FAULT,
@@ -31,7 +37,7 @@ from pytest_gpumem.records.migrations import (
     PageEvent,
     page_counts,
 )
-from pytest_gpumem.records.what_ran import WhatRan
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 BUFFER_BYTES = 2**17
 """Of one buffer of records; CUPTI requests more when it is full. A first record waits for the
@@ -59,6 +65,17 @@ _KINDS = {
     "REMOTE_MAP": MAPPED,
 }
 """CUpti_ActivityUnifiedMemoryCounterKind in our words."""
+_NO_STREAM = 2**32 - 1
+_WAITS = {
+    "CONTEXT_SYNCHRONIZE": "device",
+    "STREAM_SYNCHRONIZE": "stream",
+    "EVENT_SYNCHRONIZE": "event",
+}
+"""What the host waits for, by CUpti_ActivitySynchronizationType."""
+# CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+_WINDOW = struct.Struct("<QQfii")
+_PlacedStep = tuple[tuple[int, int, int], Step]
+"""A step with the number of its call, the node of its graph, and its start."""
 
 
 class CudaCounters(Counters):
@@ -122,7 +139,15 @@ class CudaCounters(Counters):
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         with self._subscribed() as cupti, MODULES.launches() as launches:
-            seen, times = what_ran.PassRecords(cupti), list[int]()
+            steps, times = list[_PlacedStep](), list[int]()
+
+            def receive(record: Any) -> None:
+                step = _step(cupti, record)
+                if step is not None:
+                    # Nodes of parallel branches of a graph begin in any order.
+                    node = int(getattr(record, "graph_node_id", 0))
+                    start = int(getattr(record, "start", 0))
+                    steps.append(((int(record.correlation_id), node, start), step))
 
             def body() -> None:
                 times.append(int(cupti.get_timestamp()))
@@ -133,9 +158,9 @@ class CudaCounters(Counters):
             with self._refusals("the attributes of launches"):
                 cupti.activity_enable_launch_attributes(1)  # access-policy windows
             with self._refusals("to watch a launch", cupti.cuptiError):
-                self._run(what_ran.KINDS, seen.receive, body)
+                self._run((*USE_KINDS, "SYNCHRONIZATION"), receive, body)
             self._refuse_losses()
-        return seen.what_ran(launches, times[0], times[1])
+        return _what_ran(steps, launches, times[0], times[1])
 
     loading = staticmethod(MODULES.loading)
 
@@ -289,3 +314,117 @@ def _page_event(cupti: Any, record: Any) -> PageEvent | None:
         address=int(record.address),
         why=name.lower() if faulted else CAUSES.get(name, "unknown"),
     )
+
+
+def _step(cupti: Any, record: Any) -> Step | None:
+    """A record of activity as a step; None for a wait of another kind."""
+    kind = cupti.ActivityKind(int(record.kind)).name
+    if kind == "CONCURRENT_KERNEL":
+        step = _kernel_step(record)
+    elif kind == "SYNCHRONIZATION":
+        name = _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)
+        if name is None:
+            return None
+        step = Step(StepKind.SYNCHRONISATION, name)
+    elif kind == "MEMSET":
+        memory = _memory_kind(cupti, record.memory_kind)
+        step = Step(StepKind.MEMSET, memory=memory, nbytes=int(record.bytes))
+    else:
+        direction = cupti.ActivityMemcpyKind(int(record.copy_kind)).name  # "HTOD", "PTOP"
+        step = Step(
+            StepKind.COPY,
+            direction.replace("TO", "2"),
+            source=_memory_kind(cupti, record.src_kind),
+            memory=_memory_kind(cupti, record.dst_kind),
+            nbytes=int(record.bytes),
+        )
+    stream = int(record.stream_id)
+    return step if stream == _NO_STREAM else replace(step, stream=stream)
+
+
+def _what_ran(
+    steps: Sequence[_PlacedStep], launches: Sequence[LaunchCall], begin: int, end: int
+) -> WhatRan:
+    """The record of a pass, without waits before `begin` and after `end`, in nanoseconds on CUPTI's
+    clock. Raises `Undelivered`: kernels of another number of launches."""
+    ordered = []
+    calls: dict[int, list[str]] = {}  # names of the kernels of each call that launches
+    for (number, _, start), step in sorted(steps, key=operator.itemgetter(0)):
+        if step.kind is StepKind.SYNCHRONISATION and not begin <= start <= end:
+            continue
+        ordered.append(step)
+        if step.kind is StepKind.KERNEL:
+            calls.setdefault(number, []).append(step.name)
+    # The runtime and the driver number a call differently, but both in the order of the calls.
+    launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
+    launched.sort(key=lambda launch: launch.correlation)
+    if not calls and all(launch.kernels is None for launch in launched):
+        launched = []
+    if len(calls) != len(launched):
+        raise Undelivered(
+            f"CUPTI delivered the kernels of {len(calls)} of {len(launched)} launches"
+        )
+    identities: list[Any] = []
+    for names, launch in zip(calls.values(), launched, strict=True):
+        identities += _of_launch(names, launch)
+    launched_steps, unknown = list[Step](), list[str]()
+    for step in ordered:
+        if step.kind is not StepKind.KERNEL:
+            launched_steps.append(step)
+            continue
+        code, arguments, why = identities.pop(0)
+        launched_steps.append(replace(step, code=code, arguments=arguments))
+        if why and why not in unknown:
+            unknown.append(why)
+    return what_ran(launched_steps, not_watched="; ".join(unknown) or None)
+
+
+def _of_launch(
+    names: Sequence[str], launch: LaunchCall
+) -> Iterator[tuple[str | None, tuple[str, ...] | None, str]]:
+    """The digest of each kernel's module, its arguments, and why either is unknown. Kernels of a
+    name run as the graph's nodes follow."""
+    nodes: dict[str, list[LaunchedKernel]] = {}
+    for kernel in launch.kernels or ():
+        nodes.setdefault(kernel.name, []).append(kernel)
+    for name in set(names):
+        if len(nodes.get(name, ())) != names.count(name):
+            nodes[name] = []
+    for name in names:
+        if not nodes[name]:
+            yield None, None, f"the launch of {name} is not known"
+            continue
+        kernel = nodes[name].pop(0)
+        code, why = MODULES.digest(kernel, in_graph=launch.graph)
+        if kernel.arguments is None and not why:
+            why = f"the arguments of {name} cannot be read"
+        yield code, kernel.arguments, why
+
+
+def _kernel_step(record: Any) -> Step:
+    return Step(
+        StepKind.KERNEL,
+        str(record.name),
+        grid=(int(record.grid_x), int(record.grid_y), int(record.grid_z)),
+        block=(int(record.block_x), int(record.block_y), int(record.block_z)),
+        shared=int(record.static_shared_memory),
+        dynamic_shared=int(record.dynamic_shared_memory),
+        registers=int(record.registers_per_thread),
+        local=int(record.local_memory_per_thread),
+        window=_window(int(record.p_access_policy_window)),
+    )
+
+
+def _window(address: int) -> str | None:
+    if not address:
+        return None
+    base, nbytes, ratio, hit, miss = _WINDOW.unpack(ctypes.string_at(address, _WINDOW.size))
+    if not nbytes:
+        return None
+    return WindowSpec(base, nbytes, ratio, PROPERTIES[hit], PROPERTIES[miss]).words
+
+
+def _memory_kind(cupti: Any, kind: int) -> str:
+    """A CUpti_ActivityMemoryKind in our words: "pinned", or "device" for DEVICE_STATIC too."""
+    known = {int(member): member.name for member in cupti.ActivityMemoryKind}
+    return str(known.get(int(kind), "UNKNOWN")).removesuffix("_STATIC").lower()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda.allocators import has_pools
+from pytest_gpumem.devices.cuda.allocations import has_pools
 from pytest_gpumem.devices.cuda.context import context_number, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.cuda.guests.memory import (

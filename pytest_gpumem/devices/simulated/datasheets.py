@@ -13,11 +13,11 @@ from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
 from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 from pytest_gpumem.units import GiB, KiB, MiB
 
+_LINK = host_link(5, 16)  # [H100]
+
 
 @dataclass(frozen=True)
 class Datasheet:
-    """One GPU as the simulated device sees it."""
-
     name: str
     memory_bytes: int
     memory_clock: float  # half of the data rate of a pin
@@ -39,7 +39,6 @@ class Datasheet:
     ecc: bool = True  # [H100]
     access_policy_max_window_bytes: int = 128 * MiB
     async_engines: int = 3
-    link_generation: int = 5  # [H100] of PCI Express, with 16 lanes
     link_share: float = 0.877  # share of the link that pinned copies and kernels reach
     migration_share: float = 0.66  # share of the link that migrations of pages reach
     dram_share: float = 0.93  # share of the peak that kernels reach
@@ -58,20 +57,16 @@ class Datasheet:
         return peak_bandwidth(self.memory_clock, self.memory_bus_bits)
 
     @property
-    def link(self) -> str | None:
-        return host_link(self.link_generation, 16)[0]
-
-    @property
     def link_bandwidth(self) -> float:
         """Theoretical, each way."""
-        return host_link(self.link_generation, 16)[1] or 0.0
+        return _LINK[1] or 0.0
 
     def facts(self) -> DeviceFacts:
-        """The facts of a device made after this sheet."""
         names = [name for name in DeviceFacts.__struct_fields__ if hasattr(self, name)]
         return DeviceFacts(
             **{name: getattr(self, name) for name in names},
             simulated=True,
+            link=_LINK[0],
             memory_clock_hz=self.memory_clock,
             sm_clock_hz=self.sm_clock,
             can_map_host=True,

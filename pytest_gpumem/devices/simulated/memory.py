@@ -161,7 +161,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
 
     def allocator(self, name: str) -> AbstractContextManager[protocol.Cycle]:
         """All take the same time."""
-        checks.check_allocator(name)
         kind = _ALLOCATED.get(name, MemoryKind.DEVICE)
 
         def cycle(nbytes: int, stream: Any) -> None:
