@@ -1,7 +1,4 @@
-"""What a gate decides of its rows. Pure.
-
-Which of them a duet measures, what its verdicts change, and how the gate ends.
-"""
+"""What a duet judges of a gate's rows, what its verdicts change, and how the gate ends. Pure."""
 
 from __future__ import annotations
 
@@ -59,13 +56,8 @@ BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
 def limits_for_duet(
     rows: Sequence[Row], base: Selection, accepted: Acceptances, *, strict: bool
 ) -> dict[str, Limits]:
-    """Return the limits that a duet decides, by row key.
+    """Return the limits that a duet decides, by row key: those in doubt, or accepted by the change.
 
-    They are of rows that are not plainly PASS, are NEW, or of which the change accepts something;
-    not of rows that fail whatever a duet says, nor of tests that BASE does not have.
-
-    `base`: the tests that BASE selects.
-    `accepted`: what the change accepts, of what counts.
     `strict`: the session failed every row in doubt.
     """
     failing = failing_in_themselves(rows, strict)
@@ -111,7 +103,6 @@ def compared_limits(row: Row) -> list[str]:
 def _acceptance(
     accepted: Acceptances, key: str, limit: str
 ) -> tuple[Acceptance, AcceptedChange] | None:
-    """The accepted change of a limit that compares with BASE, and its file."""
     figure = FORGIVES.get(limit)
     if figure is None:
         return None
@@ -124,7 +115,7 @@ def _acceptance(
 def with_duets(
     rows: Sequence[Row], duet: Mapping[str, DuetRow], accepted: Acceptances, *, strict: bool
 ) -> tuple[Row, ...]:
-    """Return the rows with the verdicts of the duet, by row key. Other arguments as before."""
+    """Return the rows with the verdicts of the duet, by row key."""
     failing = failing_in_themselves(rows, strict)
     judged = []
     for row in rows:
@@ -161,7 +152,6 @@ def _with_duet(row: Row, duet_row: DuetRow, accepted: Acceptances) -> Row:
 def _up_to_accepted(
     key: str, result: LimitResult, duet_row: DuetRow, accepted: Acceptances
 ) -> LimitResult:
-    """The result of the duet, or ACCEPTED where the change accepts it up to its size."""
     limit, acceptance = result.limit, _acceptance(accepted, key, result.limit)
     if result.code is Code.MEASURED_DIFFERENTLY:
         limit, acceptance = TIME, accepted.of(key, "measured")
@@ -185,9 +175,9 @@ def _up_to_accepted(
 def crept_limits(
     row: Row, duet_row: DuetRow, accepted: Acceptances, baseline: Baseline
 ) -> dict[str, Limits]:
-    """Return the limits that a row is above over its reference and did not fail against BASE.
+    """Return the limits that a row exceeds over its reference, by the reference's oldest revision.
 
-    By the oldest revision of the reference.
+    Those that fail against BASE are left out.
     """
     references: dict[str, Sequence[PastRow]] = {}
     pairs = duet_row.pairs
@@ -216,9 +206,8 @@ def crept_limits(
 
 
 def with_creep(row: DuetRow, limits: Limits, oldest: DuetRow | str) -> DuetRow:
-    """Return a row of a duet with BASE, after one with the oldest revision.
+    """Return a row of a duet with BASE, after one with the oldest revision, about `limits`.
 
-    `limits`: those that it is above over its reference.
     `oldest`: the row in that duet, or why there is none.
     """
     results = list[LimitResult]()
@@ -391,7 +380,6 @@ def _lost(missing: Sequence[Omission]) -> list[str]:
 
 
 def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
-    """Return what became of a row. Arguments as of `conclude`."""
     verdict = row.verdict
     if row.failed or is_failure(verdict, strict):
         by_figures = row.measured_something and is_failure(verdict, strict)
@@ -409,7 +397,7 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
 
 
 def looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
-    """Return lines about the limits that a change loosens; tests with the same change share one."""
+    """Return a line for each loosened limit; tests with the same change share it."""
     tests: dict[tuple[str, str, str | None], list[str]] = {}
     for change in looser:
         tests.setdefault((change.limit, change.was, change.now), []).append(change.key)

@@ -34,7 +34,7 @@ MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "
 
 
 def order_of(number: int) -> tuple[str, str]:
-    """Return the order of a pair: a coin for each odd one, and the reverse for the next."""
+    """A coin for each odd pair, and the reverse for the next."""
     order = (BASE, HEAD)
     if random.Random((number + 1) // 2).random() < 0.5:
         order = (HEAD, BASE)
@@ -53,10 +53,7 @@ class Duet:
         max_regression: str | None,
         say: Callable[[str], object],
     ) -> None:
-        """Run nothing yet.
-
-        `max_regression`: of tests that have no limit in their code, as written.
-        """
+        # `max_regression` is of tests that have no limit in their code.
         self.sides, self.wanted, self.max_regression = sides, wanted, max_regression
         self._runner, self._say = runner, say
         self.processes: list[ProcessRecord] = []  # in the order in which they ended
@@ -83,7 +80,7 @@ class Duet:
 
     @property
     def rows(self) -> list[DuetRow]:
-        """The rows so far, failures first."""
+        """Failures first."""
         return sorted(self._rows.values(), key=lambda row: (row.outcome or Outcome.UNDECIDED).rank)
 
     @property
@@ -140,7 +137,6 @@ class Duet:
         return list(dict.fromkeys(self._rows[key].nodeid for key in keys))
 
     def _measure(self, number: int, attempt: int, tests: list[str] | None) -> Pair:
-        """Run both processes of a pair."""
         old_names = self.wanted.old_names
         pair = {}
         for side in order_of(number):
@@ -168,10 +164,7 @@ class Duet:
             )
 
     def _take(self, row: DuetRow, pair: Pair, *, last: bool) -> str | None:
-        """Judge a row with a pair. Return why the pair is to be taken again, or None.
-
-        Where it is the last, a row without a good pair ends.
-        """
+        """Judge a row with a pair. Return why the pair is to be taken again, or None."""
         trouble = pair.trouble(row.key)
         if trouble is not None:
             if last:
@@ -190,7 +183,6 @@ class Duet:
         return None
 
     def _end(self, row: DuetRow, pair: Pair, trouble: Trouble) -> None:
-        """End a row that a pair cannot compare. What fails in head alone is red."""
         outcome, texts = None, list(trouble.texts)
         in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
         if trouble.in_head_alone:
@@ -210,7 +202,6 @@ class Duet:
     # The first pair
 
     def _begin(self, pair: Pair) -> None:
-        """Take the rows that there are, and end those that cannot be compared."""
         if pair.base.error is None and pair.head.error is None:
             _check_alike(pair.base, pair.head)
         every = {**pair.base_rows, **pair.head_rows}
@@ -228,7 +219,6 @@ class Duet:
             self._add_failures_without_rows(pair)
 
     def _limits_of(self, row: Row) -> Limits:
-        """The limits that the duet judges of a row of head."""
         if self.wanted.limits is not None:
             return self.wanted.limits[row.key]
         limit = row.limits.max_regression
@@ -263,7 +253,6 @@ class Pair(NamedTuple):
     head_rows: Mapping[str, Row]
 
     def trouble(self, key: str) -> Trouble | None:
-        """Return why a row cannot be compared, whatever its conditions, or None."""
         base = _nothing_of(key, self.base_rows.get(key), self.base)
         head = _nothing_of(key, self.head_rows.get(key), self.head)
         texts = []
@@ -277,10 +266,7 @@ class Pair(NamedTuple):
 
 
 def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str, bool] | None:
-    """Return why a process measured nothing of a row, and whether it failed, or None.
-
-    A test that only broke limits was measured all the same.
-    """
+    """Return why a process measured nothing of a row, and whether it failed, or None."""
     if process.error is not None:
         return f"crashed: {process.error}", True
     passed = row is not None and (not row.failed or _broke_only_limits(row.nodeid, process))
@@ -306,7 +292,7 @@ def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
 
 
 def _test_of(key: str, process: ProcessRecord) -> str | None:
-    """Return the test or file of a key or a name, among those that did not pass in a process."""
+    """Return the test or file of a row, among those that did not pass in a process."""
     for nodeid in process.outcomes:
         # A file that cannot be imported fails all tests in it.
         if covers(nodeid, key) or selects(key, nodeid):
@@ -315,7 +301,6 @@ def _test_of(key: str, process: ProcessRecord) -> str | None:
 
 
 def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
-    """Return a node id with the other name of its test. `names`: the other ones, by name."""
     for name, other in names.items():
         if selects(name, nodeid):
             return other + nodeid[len(name) :]
@@ -323,7 +308,6 @@ def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
 
 
 def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
-    """Return a process of base with the names that its renamed tests have in head."""
     new_names = {old: new for new, old in old_names.items()}
     rows, outcomes = {}, {}
     for row in process.rows.values():
@@ -335,7 +319,6 @@ def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> Pr
 
 
 def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
-    """Raise `UserError` where a setting of measuring differs: names it and both values."""
     for name in MEASURING:
         if name not in base.settings or name not in head.settings:
             continue

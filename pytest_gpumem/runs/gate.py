@@ -108,10 +108,7 @@ class Gate:
     # Sentences 1 and 2
 
     def _run_session(self) -> None:
-        """Collect the tests of BASE while the session runs those of the change.
-
-        The session waits with its first test until those of BASE are known.
-        """
+        """Collect the tests of BASE, which the session waits for with its first test."""
         # Tests after the first failure are judged too: the duet may clear that failure.
         words = [*self.arguments, *self.options, "--maxfail=0"]
         command = pytest_command(words, options=["--no-header"], results=self.file)
@@ -143,8 +140,7 @@ class Gate:
         self._take_base(of_base)
 
     def _collect(self, side: Side, file: Path) -> Selection:
-        """Collect the tests that BASE selects by the gate's arguments and its files, without a
-        GPU."""
+        """Collect the tests that BASE selects, without a GPU."""
         words = [*self.arguments, "--collect-only", "--gpumem-device=sim"]
         variables = {**os.environ, SELECTION: str(file)}
         sides = {BASE: side, HEAD: working_tree(Path.cwd())}
@@ -221,7 +217,6 @@ class Gate:
         )
 
     def _duet(self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]) -> Duet:
-        """The duet with BASE. `skipped`: tests that skip, and may skip in BASE too."""
         assert self.base_side is not None  # else every row is new
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
         if limits:
@@ -232,7 +227,6 @@ class Gate:
         return self.play(self.base_side, wanted, "duet")
 
     def _check_creep(self, rows: Sequence[Row], judged: dict[str, DuetRow]) -> None:
-        """Compare rows that are above the limit over their reference with its oldest revision."""
         crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge
         for row in rows:
             if row.key in judged:

@@ -1,4 +1,4 @@
-"""The rows of a duet: which it compares, their pairs of processes, and what these decide. Pure.
+"""The rows of a duet, their pairs of processes, and what these decide. Pure.
 
 The looks of `judging.duet` decide the time, three pairs the peak of memory, the first pair counts.
 """
@@ -83,13 +83,11 @@ class DuetRow:
         return [name for name in JUDGED if getattr(self.limits, name) is not None]
 
     def end(self, outcome: Outcome | None, reason: str, code: Code | None = None) -> None:
-        """Take no further pair."""
         self.ended, self.decided = (outcome, reason), {}
         if outcome is not None and outcome is not Outcome.NEW:
             self.decided[""] = LimitResult("", outcome, code, reason)
 
     def add(self, base: Row, head: Row, facts: DeviceFacts) -> None:
-        """Judge with one more pair."""
         self.base.append(base)
         self.head.append(head)
         was, now = base.measurement, head.measurement
@@ -158,7 +156,7 @@ class DuetRow:
 
     @property
     def results(self) -> list[LimitResult]:
-        """By limit, the worst first."""
+        """The worst first."""
         results = dict(self.decided)
         if self.ended is None:
             for name in self._names():
@@ -197,7 +195,7 @@ class DuetRow:
 
     @property
     def latencies(self) -> tuple[float | None, float | None]:
-        """Seconds of base and head: the medians over their processes; None without any."""
+        """Seconds of base and head: the medians over their processes."""
         return _median_latency(self.base), _median_latency(self.head)
 
     @property
@@ -208,8 +206,7 @@ class DuetRow:
 
 
 def measured_differently(base: Measurement, head: Measurement) -> str | None:
-    """Return in words how head measures a row in another way, which may hide a slow-down, or
-    None."""
+    """Return in words how head measures a row in another way, or None."""
     for name in ("mode", "sampler"):
         was, now = getattr(base, name), getattr(head, name)
         if was != now:
@@ -226,7 +223,6 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
 
 
 def _of_time(pairs: Pairs) -> LimitResult:
-    """The result about the time, with the change, its interval and the limit in words."""
     text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
     low, high = pairs.bounds
     if math.isfinite(low) and low != high:

@@ -1,4 +1,4 @@
-"""The fresh processes of an experiment, which measure one at a time on the GPU.
+"""The processes that commands start, and those of an experiment, which measure one at a time.
 
 The pytest of a side, `SCRIPT`, collects once, and forks each process before any call of CUDA.
 """
@@ -51,9 +51,8 @@ def pytest_command(
     results: Path | None = None,
     python: str = sys.executable,
 ) -> list[str]:
-    """The command line of a pytest with `--gpumem`.
+    """The command line of a pytest with `--gpumem`. `arguments` win over `options`.
 
-    `arguments`: the user's; they win over `options`, the defaults of the command that starts it.
     `tests`: node ids of the only tests to run; empty or None: all that the arguments select.
     `results`: the file for `--benchmark-json`.
     """
@@ -70,8 +69,10 @@ def pytest_command(
 
 
 def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
-    """Variables of a pytest that is a part of a run: options of a whole run are off, such as those
-    that save. With `evidence`, it records what a launch runs."""
+    """Variables of a pytest without the options of a whole run, such as those that save.
+
+    `evidence`: it records what a launch runs.
+    """
     names = list(OF_A_RUN)
     if not evidence:
         names.append(EVIDENCE)
@@ -173,10 +174,7 @@ class ForkServer:
         folder: Path,
         log: Path,
     ) -> None:
-        """Start it. Signals of the terminal, such as Ctrl-C, do not reach it.
-
-        `job`: its last argument, as JSON, with the descriptor `socket`.
-        """
+        # In a session of its own: Ctrl-C does not reach it.
         self._log, self._seen = log, 0
         self._socket, other = socket.socketpair()
         self._lines = self._socket.makefile("rw", encoding="utf-8")
@@ -207,7 +205,7 @@ class ForkServer:
             self._lines.flush()
 
     def hear(self, timeout: float) -> dict[str, Any] | None:
-        """Return its next line; None if it ended, or had to be ended after `timeout` seconds."""
+        """Return its next line; None if it ended, as it does after `timeout` seconds."""
         self._socket.settimeout(timeout)
         while True:
             try:
@@ -221,7 +219,6 @@ class ForkServer:
                 return dict(json.loads(line))
 
     def wait(self, timeout: float) -> int:
-        """Its exit code, as soon as it ends; it is ended after `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -316,7 +313,7 @@ class ProcessRecord:
 
 
 class Processes:
-    """The processes of an experiment."""
+    """The processes of an experiment. A side imports nothing of the other."""
 
     def __init__(
         self,
@@ -327,10 +324,7 @@ class Processes:
         evidence: bool = False,
         say: Callable[[str], object] = str,
     ) -> None:
-        """Start none yet. A side imports nothing of the other, also where only one runs.
-
-        `arguments`: of pytest. `evidence`: the processes record what a launch runs.
-        """
+        """Start none yet. `evidence`: as of `for_a_part`."""
         self._sides, self._arguments, self._environment = sides, arguments, environment
         self._evidence, self._say = evidence, say
         self._parents: dict[str, ForkServer] = {}  # the pytest that collected, by side
@@ -349,10 +343,9 @@ class Processes:
     ) -> ProcessRecord:
         """Let a process measure, and wait for its end.
 
-        `tests`: node ids to run, of those that the first process of the side had; None: all.
-        `name`: for messages; empty: that of its side.
-        Raises `UserError`: pytest did not accept its arguments or the device, or a side imported
-        modules of the other.
+        `tests`: node ids, of those that the first process of the side had; None: all.
+        `name`: for messages. Raises `UserError`: pytest did not accept its arguments or the
+        device, or a side imported modules of the other.
         """
         side = turn.side
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -383,7 +376,6 @@ class Processes:
         return record
 
     def _start(self, name: str, tests: Sequence[str] | None) -> ForkServer:
-        """Start the pytest of a side."""
         side = self._sides[name]
         others = [other for key, other in self._sides.items() if key != name]
         # The last of an option counts. One word each: pytest looks for its root folder among all

@@ -43,11 +43,9 @@ class Side:
 
 @contextmanager
 def two_sides(base: str, here: Path, *, python: str | None = None) -> Iterator[tuple[Side, Side]]:
-    """Base and head, ready to run.
+    """Base, a git revision of the project around `here`, and head, ready to run.
 
-    `base`: a git revision of the project around `here`, the folder of the call.
-    `python`: the interpreter of base; None: this one.
-    Raises `UserError`: a side does not exist or cannot be prepared.
+    `python`: the interpreter of base. Raises `UserError`: a side cannot be prepared.
     """
     here = here.resolve()
     commit = commit_of(base, here)
@@ -63,8 +61,7 @@ def revision_side(
 ) -> Iterator[Side]:
     """A commit, ready to run in the folder that is `here` in the working tree.
 
-    `name`: of the revision, for errors. `python`: as of `two_sides`.
-    Raises `UserError`: it cannot be prepared.
+    `name`: of the revision, for errors. Other arguments and errors as of `two_sides`.
     """
     top = _top(here)
     below = here.resolve().relative_to(top)
@@ -132,7 +129,6 @@ def commit_of(base: str, here: Path) -> str:
 
 
 def _environment_of(python: str) -> Path:
-    """The environment of an interpreter that the caller names. Raises `UserError`: it is none."""
     # A caller's path is for its code, and an outer environment is not the new one.
     variables = dict(os.environ)
     for name in ("PYTHONPATH", "PYTHONHOME"):
