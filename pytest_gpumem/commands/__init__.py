@@ -27,8 +27,7 @@ _REAL = "pytest_gpumem.standard_output"
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command's help: calls that work, and the exit codes. click leaves paragraphs
-    that begin with `\\b` as they are."""
+    """The epilog of a command's help. click leaves paragraphs that begin with `\\b` as they are."""
     codes = EXIT_CODES.get(lines[0].split()[1], {})
     meanings = (
         fill(f"  {code:d}  {meaning}", 76, subsequent_indent=" " * 5)
@@ -80,10 +79,8 @@ def refuse(arguments: Iterable[str], refused: Mapping[str, str]) -> None:
 
 
 def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Command], _Command]:
-    """An option with a file that a command writes beside its text, or on standard output in place
-    of it.
+    """An option with a file that a command writes beside its text, or on standard output instead.
 
-    A file that cannot be written is refused before anything is done.
     `name`: of the command's argument; None: as the option.
     """
     return click.option(
@@ -122,15 +119,13 @@ def write(option: str, path: Path, text: str) -> None:
 
 
 def write_json(path: Path | None, value: object) -> None:
-    """Write the file of `--json`, if there is one, and name it. Raises `UserError`: it cannot be
-    written."""
+    """Write the file of `--json`, if there is one, and name it. Raises as `write`."""
     if path is not None:
         write_named("--json", path, json.dumps(value, allow_nan=False, indent=1) + "\n")
 
 
 def write_named(option: str, path: Path, text: str) -> None:
-    """Write the file that an option names, and name it. Raises `UserError`: it cannot be
-    written."""
+    """Write the file that an option names, and print its name. Raises as `write`."""
     write(option, path, text)
     click.echo(printable(f"wrote {path}"))
 
@@ -142,8 +137,7 @@ def say(sentence: str, *, err: bool = False) -> None:
 
 
 def log(line: str) -> None:
-    """Print a line on standard error, where the output of pytest and of the tools goes: results go
-    to standard output."""
+    """Print a line on standard error, where the output of pytest and of the tools goes."""
     click.echo(printable(line), err=True)
 
 

@@ -118,7 +118,6 @@ def accept(
 
 
 def _as_written(test: str, text: str) -> AcceptedChange:
-    """Return the change of an option. Raises `click.UsageError`: it is none."""
     name, equals, value = text.partition("=")
     name = name.strip()
     figures: dict[str, Figure] = {figure: figure for figure in BY_HAND}

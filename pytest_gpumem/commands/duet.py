@@ -159,10 +159,8 @@ def play(
 ) -> tuple[int, Duet]:
     """Run a duet, print its verdicts, and write them into `file`. Return the exit code, too.
 
-    `max_regression`: allowed slow-down of tests without a limit in their code, as written.
-    `strict`: the exit code is 0 only for a PASS of everything, on a real GPU.
-    `evidence`: record what a launch runs, for the causes of a slow-down.
-    Raises `UserError`: it cannot be played as it was requested.
+    `evidence`: record what a launch runs, for the causes of a slow-down. Other arguments are those
+    of the command. Raises `UserError`: it cannot be played as it was requested.
     """
     from pytest_gpumem.runs.duet import Duet
     from pytest_gpumem.runs.processes import BASE, HEAD, Processes
@@ -222,10 +220,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def exit_code(duet: Duet, *, strict: bool) -> int:
-    """Return FINE, FAILED if a row fails, or NO_VERDICT if nothing was judged.
-
-    Under `strict` it is NO_VERDICT too unless each row is a PASS of a real GPU.
-    """
+    """Return the exit code. Under `strict`, FINE takes a PASS of each row, of a real GPU."""
     outcomes = [row.outcome for row in duet.rows]
     if Outcome.FAIL in outcomes:
         return Exit.FAILED
@@ -238,7 +233,7 @@ def exit_code(duet: Duet, *, strict: bool) -> int:
 
 
 def duet_text(duet: Duet, *, width: int, colour: bool, seconds: float) -> str:
-    """Return the table and a sentence for each verdict, without a trailing line break."""
+    """Return the table and a sentence for each verdict."""
     lines, simulated = [], ""
     if duet.device is not None:
         lines.append(printable(duet.device.name_and_driver))

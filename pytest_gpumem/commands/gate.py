@@ -163,7 +163,6 @@ def _log(sentence: str) -> None:
 def _play(
     output: Path, arguments: Sequence[str], side: Side, wanted: RowFilter, about: str
 ) -> Duet:
-    """A duet of a side with the working tree. `about`: the name of its file, without the end."""
     from pytest_gpumem.runs.pairs import PEAK
     from pytest_gpumem.runs.processes import BASE, HEAD
     from pytest_gpumem.runs.worktree import working_tree
@@ -179,10 +178,7 @@ def _play(
 
 
 def _prepare(output: Path) -> None:
-    """Make the folder, and remove the files of an earlier gate.
-
-    Raises `click.UsageError`: it holds files, and no marker of a gate; nothing is touched.
-    """
+    """Make the folder, and remove the files of an earlier gate, as its marker shows."""
     marker = output / MARKER
     try:
         made = marker.is_file() and marker.read_text(encoding="utf-8") == MARKER_TEXT

@@ -1,9 +1,8 @@
-"""The pytest of one side of an experiment, run as a script: it collects its tests once, and forks
-for each process that measures.
+"""The pytest of one side of an experiment, a script that collects once and forks to measure.
 
 An inherited socket carries lines of JSON: tests to run come in, records go out. Where a fork could
-not use the GPU, this process measures itself and ends. It ends with its controller.
-It imports nothing of this package before pytest does, so that the tree under test brings its own.
+not use the GPU, this process measures itself and ends. It imports nothing of this package before
+pytest does, so that the tree under test brings its own.
 PYTEST_DONT_REWRITE
 """
 
@@ -90,10 +89,7 @@ class Experiment:
             self._say(**self._reports.pop(0))
 
     def leave(self, code: int) -> None:
-        """Report how the session ended, and end the process.
-
-        The libraries' clean-up costs GPU time and may crash; the driver frees the memory.
-        """
+        # The libraries' clean-up costs GPU time and may crash; the driver frees the memory.
         self._say_reports()
         self._say(exit=code, strays=strays(self._job["roots"], self._job["foreign"]))
         sys.stdout.flush()
@@ -118,7 +114,7 @@ class Experiment:
             self._leave_out_missing(config)
 
     def _leave_out_missing(self, config: pytest.Config) -> None:
-        """Leave out arguments that name what this tree lacks: base has no test that is new."""
+        # Base has no test that is new.
         folder = config.invocation_params.dir
         files: dict[str, None] = {}
         for name in config.args:
@@ -169,7 +165,7 @@ class Experiment:
         return (yield)
 
     def _next_tests(self) -> list[str] | None:
-        """Wait for requests. Returns the tests of one in the process that runs them."""
+        """Wait for requests. Return the tests of one in the process that runs them."""
         while True:
             line = self._requests.readline()
             if not line:
@@ -229,7 +225,7 @@ class Experiment:
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # within the wrapper that prints the summary
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """End the process before the summary, unless that alone says why the session failed."""
+        # Before the summary, unless that alone says why the session failed.
         result = yield
         code = int(session.exitstatus)
         if code in (0, 5) or (code == 1 and self._failed):
@@ -251,8 +247,7 @@ def _file_of(name: str) -> str:
 
 
 def selected(items: list[pytest.Item], tests: Iterable[str], folder: Path) -> list[pytest.Item]:
-    """Return the items that node ids select as on pytest's command line, from the root folder or
-    from `folder`."""
+    """Return the items that node ids select as on a command line in the root folder or `folder`."""
     places = []
     for name in tests:
         file, _, inside = name.partition("::")
@@ -280,10 +275,7 @@ def _last_line(text: str) -> str:
 
 
 def strays(roots: list[str], foreign: list[str]) -> list[str]:
-    """Return modules that come from the other side, as sentences.
-
-    `foreign`: folders of which nothing may be imported, but from below `roots`.
-    """
+    """Return modules that come from `foreign` folders, and not from below `roots`, as sentences."""
     within = tuple(os.path.realpath(folder) + os.sep for folder in roots)
     outside = tuple(os.path.realpath(folder) + os.sep for folder in foreign)
     if not outside:
