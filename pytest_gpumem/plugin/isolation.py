@@ -11,7 +11,6 @@ import faulthandler
 import hashlib
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,9 +25,8 @@ from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
 from pytest_gpumem.plugin.session import GpuSession, state_of
-from pytest_gpumem.plugin.workers import Workers, given, in_parts
+from pytest_gpumem.plugin.workers import Workers, given
 
-FOLDER = "last_words"  # what a worker is given: the folder of the files of `last_words`
 _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 _INTERPRETER_SECONDS = 1.0
 """Time after the limit for Python to write the hint; it cannot while C code keeps its lock."""
@@ -47,14 +45,7 @@ class IsolationFeature(Feature):
     name = "isolation"
 
     def __init__(self, session: GpuSession, workers: Workers) -> None:
-        self._session = session
-        config = session.config
-        self._folder: str = given(config, FOLDER) or ""
-        if not self._folder and in_parts(config):  # the controller, or on another machine
-            folder = tempfile.TemporaryDirectory(prefix="gpumem-")
-            config.add_cleanup(folder.cleanup)
-            self._folder = folder.name
-        workers.give(FOLDER, lambda is_here: self._folder if is_here else None)
+        self._session, self._folder = session, workers.folder
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
@@ -214,7 +205,7 @@ class Deadline:
     """Ends this process if a measurement takes too long."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._folder = given(config, FOLDER)
+        self._folder = (given(config) or {}).get("folder")
         self._stderr = os.dup(2)  # pytest does not capture the copy
         self._hint: threading.Timer | None = None
         config.add_cleanup(partial(os.close, self._stderr))
@@ -224,7 +215,7 @@ class Deadline:
         """Limit the time of a block, unless pytest-timeout limits the test."""
         if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
             yield
-        elif self._folder is not None:
+        elif self._folder:
             file = last_words(self._folder, item.nodeid)
             with file.open("wb") as stacks:
                 faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)

@@ -162,7 +162,8 @@ class GpuSession:
     @cached_property
     def base(self) -> Selection | None:
         """What BASE selects, once it is known; None outside of a gate."""
-        return None if self._base is None else from_plain(plain_base(self._base), Selection)
+        base = plain_base(self._base)
+        return None if base is None else from_plain(base, Selection)
 
     def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
         """The limits of a test, or in a gate those of BASE where they demand more."""

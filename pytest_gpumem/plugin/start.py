@@ -25,29 +25,27 @@ from pytest_gpumem.plugin.running import Feature, RunningHooks
 from pytest_gpumem.plugin.session import SESSION, GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import (
-    BASE,
     VISIBLE,
-    WHOLE,
     Workers,
-    base_of_gate,
     check_worker,
     given,
     own_in_turn,
-    plain_base,
     prepare,
 )
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.settings import BASELINE_OF, Settings
+from pytest_gpumem.settings import BASE_SELECTION, BASELINE_OF, Settings
 from pytest_gpumem.units import did_you_mean
 
 
 def start(config: pytest.Config, settings: Settings) -> None:
     """Find the device, load the baseline, and register the features. Raises `pytest.UsageError`."""
     prepare(config)
-    whole = given(config, WHOLE)  # in a worker, which may run in another folder
     # BASE of a gate is not that of a session that a test starts.
-    base = os.environ.pop(BASELINE_OF, None) if whole is None else whole["baseline_of"]
-    settings = settings._replace(baseline_of=base)
+    revision, base = os.environ.pop(BASELINE_OF, None), os.environ.pop(BASE_SELECTION, None)
+    whole = given(config)  # in a worker, which may run in another folder
+    if whole is not None:
+        revision, base = whole["baseline_of"], whole["base"]
+    settings = settings._replace(baseline_of=revision)
     try:
         _check_plugins(config)
         _check_paths(config)
@@ -60,8 +58,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         check_worker(config, chosen.facts, place)
         if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
-        of_base = base_of_gate(config)
-        session = GpuSession(config, settings, chosen, place, of_base)
+        session = GpuSession(config, settings, chosen, place, base)
         saves = settings.save and not config.option.collectonly and not session.is_part
         unwritable = session.store.unwritable() if saves else None
         if unwritable is not None:
@@ -70,9 +67,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError(f"gpumem: {error}") from None
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
-    workers = Workers(config, settings, chosen, place)
-    if of_base is not None:
-        workers.give(BASE, lambda is_here: of_base if is_here else plain_base(of_base))
+    workers = Workers(config, settings, chosen, place, base)
     workers.carry("broken", lambda: session.broken, session.broken.update)
     expectations = ExpectationFeature(session, workers)
     verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,11 +19,10 @@ import pytest
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import BASE_SELECTION, Settings
+from pytest_gpumem.settings import Settings
 
-BASE = "base"  # what a part is given: what BASE selects, in a gate
-WHOLE = "session"  # what a part is given: device and baseline of the whole
-REFUSED = "refused"  # what a part sends: why it cannot take part
+_KEY = "gpumem"  # of what a worker is given, and of what it sends
+_REFUSED = "refused"  # key of what a worker sends: why it cannot take part
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 _MIG = "MIG-"
 TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number there, from 0 on
@@ -80,37 +80,52 @@ def benchmarks_are_off(config: pytest.Config) -> bool:
     return config.option.benchmark_disable is True and not config.option.benchmark_enable
 
 
-def given(config: pytest.Config, key: str) -> Any:
-    return getattr(config, "workerinput", {}).get(f"gpumem_{key}")
+def given(config: pytest.Config) -> dict[str, Any] | None:
+    """What a worker is given, as `Workers.pytest_configure_node` writes it; None in no worker."""
+    values: dict[str, Any] | None = getattr(config, "workerinput", {}).get(_KEY)
+    return values
 
 
 class Workers:
-    """What the processes of a session tell each other, at both ends: plain values, by a key.
+    """What the processes of a session tell each other, at both ends: plain values.
 
     Every worker sees all GPUs, its own as device 0. With more workers than GPUs, some share one and
     take turns. A worker that replaces another has the same: it stands in the specification.
     """
 
     def __init__(
-        self, config: pytest.Config, settings: Settings, chosen: DeviceChoice, baseline: Path
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        chosen: DeviceChoice,
+        baseline: Path,
+        base: str | dict[str, Any] | None,
     ) -> None:
-        self._config = config
+        """`base`: as `session.GpuSession` has it."""
+        self._config, self._base = config, base
         self._orders = _orders_of(settings, chosen)
-        self._gives: dict[str, Callable[[bool], object]] = {}
+        self._gives = {
+            "key": chosen.facts.key,
+            "name": chosen.facts.name,
+            "baseline": str(baseline),
+            "baseline_of": settings.baseline_of,
+            "exists": baseline.exists(),
+        }
         self._carries: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {}
-        self.give(WHOLE, partial(_whole, settings, chosen.facts, baseline))
-
-    def give(self, key: str, value: Callable[[bool], object]) -> None:
-        """Give every worker a value before it starts, by whether it is on this machine."""
-        self._gives[key] = value
+        self.folder = (given(config) or {}).get("folder") or ""
+        """The folder of the files of `isolation.last_words`, if there are workers."""
+        if not self.folder and in_parts(config):  # the controller, or on another machine
+            folder = tempfile.TemporaryDirectory(prefix="gpumem-")
+            config.add_cleanup(folder.cleanup)
+            self.folder = folder.name
 
     def carry(self, key: str, send: Callable[[], object], receive: Callable[[Any], None]) -> None:
         """Carry a value from the end of a worker to the process with the results."""
         self._carries[key] = send, receive
 
     def send(self) -> None:
-        for key, (value, _) in self._carries.items():
-            self._config.workeroutput[f"gpumem_{key}"] = value()  # type: ignore[attr-defined]
+        values = {key: value() for key, (value, _) in self._carries.items()}
+        self._config.workeroutput[_KEY] = values  # type: ignore[attr-defined]
 
     def header(self) -> list[str]:
         workers = len(getattr(self._config.option, "tx", None) or ())  # none without xdist
@@ -132,13 +147,15 @@ class Workers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        for key, value in self._gives.items():
-            node.workerinput[f"gpumem_{key}"] = value(bool(node.gateway.spec.popen))
+        base, folder = self._base, self.folder
+        if not node.gateway.spec.popen:  # on another machine
+            base, folder = plain_base(base), ""
+        node.workerinput[_KEY] = {**self._gives, "base": base, "folder": folder}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        sent = getattr(node, "workeroutput", {})
-        refusal = sent.get(f"gpumem_{REFUSED}")
+        sent = getattr(node, "workeroutput", {}).get(_KEY, {})
+        refusal = sent.get(_REFUSED)
         if refusal is not None:
             spec, worker = node.gateway.spec, node.gateway.id
             if not spec.popen:
@@ -146,9 +163,8 @@ class Workers:
             why = f"gpumem: worker {worker}: {refusal.removeprefix('gpumem: ')}"
             raise pytest.UsageError(printable(why))
         for key, (_, receive) in self._carries.items():
-            value = sent.get(f"gpumem_{key}")
-            if value is not None:
-                receive(value)
+            if key in sent:
+                receive(sent[key])
 
 
 class Refusal:
@@ -160,21 +176,11 @@ class Refusal:
         self._config, self._why = config, why
 
     def pytest_collection(self) -> NoReturn:
-        self._config.workeroutput[f"gpumem_{REFUSED}"] = self._why  # type: ignore[attr-defined]
+        self._config.workeroutput[_KEY] = {_REFUSED: self._why}  # type: ignore[attr-defined]
         raise pytest.exit.Exception(self._why, returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 # What the controller tells its workers
-
-
-def _whole(settings: Settings, facts: DeviceFacts, place: Path, _: bool) -> dict[str, object]:
-    return {
-        "key": facts.key,
-        "name": facts.name,
-        "baseline": str(place),
-        "baseline_of": settings.baseline_of,
-        "exists": place.exists(),
-    }
 
 
 @cache
@@ -192,19 +198,14 @@ def _selection_of_base(file: str) -> dict[str, Any]:
     return plain
 
 
-def base_of_gate(config: pytest.Config) -> str | dict[str, Any] | None:
-    """What BASE selects, or the file that will have it, in the screen of a gate and its workers."""
-    return given(config, BASE) if is_part(config) else os.environ.pop(BASE_SELECTION, None)
-
-
-def plain_base(of_base: str | dict[str, Any]) -> dict[str, Any]:
+def plain_base(base: str | dict[str, Any] | None) -> dict[str, Any] | None:
     """What BASE selects, as plain values, once it is known."""
-    return _selection_of_base(of_base) if isinstance(of_base, str) else of_base
+    return _selection_of_base(base) if isinstance(base, str) else base
 
 
 def check_worker(config: pytest.Config, facts: DeviceFacts, place: Path) -> None:
     """Raise `pytest.UsageError` in a worker that has another model of GPU, or not the baseline."""
-    whole: Mapping[str, Any] | None = given(config, WHOLE)
+    whole = given(config)
     if whole is None:
         return
     if facts.key != whole["key"]:

@@ -414,7 +414,7 @@ def test_a_worker_without_the_folder_of_the_baseline_is_refused(tmp_path: Path) 
             "baseline": str(folder),
             "exists": exists,
         }
-        config: Any = SimpleNamespace(workerinput={f"gpumem_{workers.WHOLE}": given})
+        config: Any = SimpleNamespace(workerinput={"gpumem": given})
         workers.check_worker(config, facts, folder)
 
     with pytest.raises(
