@@ -183,9 +183,10 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.store import BaselineError, Store
+    from pytest_gpumem.baselines.store import Store
     from pytest_gpumem.baselines.verdicts import judged, screened
     from pytest_gpumem.devices.opening import choose
+    from pytest_gpumem.outcomes import UserError
     from pytest_gpumem.reporting.conclusion import Run
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.table import table
@@ -209,7 +210,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
         screened(rows, baseline)
         harmless(table(run.rows, facts, width=100, colour=False))
         harmless(page(Run(run.rows, facts, {})))
-    except BaselineError as error:
+    except UserError as error:
         one_line(str(error))
 
 
@@ -236,11 +237,12 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.nsight.ncu import BadReport, kernels_of, read_launches, table
+    from pytest_gpumem.nsight.ncu import kernels_of, read_launches, table
+    from pytest_gpumem.records.schema import FileError
 
     try:
         launches = read_launches(path.read_text(errors="replace"))
-    except BadReport as error:
+    except FileError as error:
         one_line(str(error))
     else:
         table(kernels_of(launches))

@@ -157,7 +157,7 @@ def resolve(
 
 
 def _split_budget(values: dict[str, Any]) -> None:
-    if isinstance(values.get("budget"), units.Budget):
+    if isinstance(values.get("budget"), tuple):
         values["budget"], values["total_budget"] = values["budget"]
 
 

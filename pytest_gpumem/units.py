@@ -93,13 +93,6 @@ class Margin(NamedTuple):
         return count + math.floor(count * Fraction(str(self.relative)) + int(self.absolute))
 
 
-class Budget(NamedTuple):
-    """Time to spend on measuring: exactly one is given."""
-
-    each: float | None = None  # seconds for each measurement
-    total: float | None = None  # seconds for all measurements of the run together
-
-
 def parse_bytes(value: str | int) -> int:
     """Return the bytes of a size such as "64 MiB", or of an integer."""
     if hasattr(value, "__index__") and not isinstance(value, bool):
@@ -171,8 +164,8 @@ def parse_claim(value: str) -> tuple[float, str]:
     return factor, match[2]
 
 
-def parse_budget(value: str | float) -> Budget:
-    """Return the budget. Times in min and h are for the whole run, unless "each" follows."""
+def parse_budget(value: str | float) -> tuple[float | None, float | None]:
+    """Return the seconds for each measurement, or else for the whole run, as for min and h."""
     match = _match(r"(?s)(.*?)(?:\s+(total|each))?", value)
     time, scope = match.groups() if match is not None else (value, None)
     try:
@@ -182,8 +175,8 @@ def parse_budget(value: str | float) -> Budget:
     if seconds == 0:
         raise refused(value, _BUDGETS_ACCEPTED, "leaves no time")
     if scope == "total" or (scope is None and str(time).endswith(("min", "h"))):
-        return Budget(total=seconds)
-    return Budget(each=seconds)
+        return None, seconds
+    return seconds, None
 
 
 def format_bytes(nbytes: int) -> str:

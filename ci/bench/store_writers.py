@@ -26,9 +26,9 @@ from msgspec.structs import replace
 from record_file import utc_now, write_record
 
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.store import BaselineError, Store
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict
 
@@ -100,7 +100,7 @@ def proved(folder: Path, writers: int, runs: int, rng: random.Random) -> dict[st
     told = {name for path in lists for name in path.read_text().split()}
     try:
         there, damaged = {path.name for path, _ in Store(place, FACTS).files()}, None
-    except BaselineError as error:
+    except UserError as error:
         there, damaged = set[str](), str(error)
     baseline = Store(place, FACTS).load() if damaged is None else Baseline(FACTS)
     return {

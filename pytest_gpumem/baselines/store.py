@@ -35,10 +35,6 @@ from pytest_gpumem.revisions import Ancestry
 SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-benchmark
 
 
-class BaselineError(UserError):
-    """A baseline that cannot be used; the message is a line with the file's name."""
-
-
 @dataclass(frozen=True)
 class SaveResult:
     """The result of saving a run."""
@@ -63,7 +59,7 @@ class Store:
         ancestry: Callable[[frozenset[str]], Ancestry] | None = None,
         acceptances: Acceptances | None = None,
     ) -> Baseline:
-        """Read all saved rows of this device. Raises `BaselineError`: a file cannot be used.
+        """Read all saved rows of this device. Raises `UserError`: a file cannot be used.
 
         `ancestry`: sorts revisions; only runs that the change is built on count. None: all count.
         `acceptances`: of the session's project.
@@ -82,7 +78,7 @@ class Store:
         mode: str | None = None,
         baseline: Baseline | None = None,
     ) -> SaveResult:
-        """Write the rows that may enter into a new file. Raises `BaselineError`.
+        """Write the rows that may enter into a new file. Raises `UserError`.
 
         `revision`: of the measured code. `mode`: of the session.
         `baseline`: that they were judged against; None: load it.
@@ -124,7 +120,7 @@ class Store:
             return f"nothing can be stored in {self.folder}: {error.strerror or error}"
 
     def files(self) -> Iterator[tuple[Path, SavedRun]]:
-        """Yield every file, by name. Raises `BaselineError`."""
+        """Yield every file, by name. Raises `UserError`."""
         names: dict[str, str] = {}  # of files, by the id of their run
         for path in _paths(self.folder):
             try:
@@ -137,7 +133,7 @@ class Store:
                 if first != path.name:
                     raise FileError(f"a copy of {first}, of the same process; it would count twice")
             except FileError as error:
-                raise BaselineError(f"{path}: {error}") from None
+                raise UserError(f"{path}: {error}") from None
             yield path, run
 
     def _write(self, run: SavedRun) -> Path:
@@ -148,7 +144,7 @@ class Store:
             write_whole(self.folder / name, written(run))
         except OSError as error:
             why = error.strerror or error
-            raise BaselineError(f"{self.folder}: cannot write the run: {why}") from None
+            raise UserError(f"{self.folder}: cannot write the run: {why}") from None
         return self.folder / name
 
     def _absence(self, left_out: str | None) -> str:
@@ -213,10 +209,10 @@ def _paths(folder: Path) -> list[Path]:
         # A missing folder is an empty baseline; a dangling link is a baseline out of reach.
         for link in (folder, *folder.parents[:2]):
             if link.is_symlink() and not link.exists():
-                raise BaselineError(f"{link}: a dangling link") from None
+                raise UserError(f"{link}: a dangling link") from None
         return []
     except OSError as error:
-        raise BaselineError(f"{folder}: {error.strerror or error}") from None
+        raise UserError(f"{folder}: {error.strerror or error}") from None
 
 
 def _of_history(

@@ -20,6 +20,7 @@ from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.nsight import tools
 from pytest_gpumem.options import device_choice
+from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
@@ -170,7 +171,7 @@ def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:
     for tool in (tools.NSYS, tools.NCU):
         try:
             path = tools.find(tool, environment)
-        except tools.ToolMissing as missing:
+        except NoAnswer as missing:
             detail, _, remedy = str(missing).partition("; looked on")[0].partition(": ")
             remedy = remedy or f"install {tool.title} ({tool.source})"
             yield Fact(tool.program, Status.WARNING, detail, remedy)

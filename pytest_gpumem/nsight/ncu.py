@@ -24,12 +24,9 @@ from pytest_gpumem.nsight.tools import (
 )
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
+from pytest_gpumem.records.schema import FileError
 from pytest_gpumem.runs import processes
 from pytest_gpumem.units import format_time, short_bytes
-
-
-class BadReport(ValueError):
-    """A profiler's output cannot be read."""
 
 
 class CountersForbidden(NoAnswer):
@@ -141,7 +138,7 @@ _UNITS = (
 
 def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledLaunch]:
     """The measured launches of `ncu --csv --page raw --print-units base` among other output. Raises
-    `BadReport`: it is no such page, or a figure or its unit is unknown."""
+    `FileError`: it is no such page, or a figure or its unit is unknown."""
     lines = page.splitlines()
     while lines and not lines[0].startswith('"ID"'):
         del lines[0]
@@ -149,12 +146,12 @@ def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledL
     headings = table.fieldnames or []
     for name in ("ID", "Kernel Name"):
         if name not in headings:
-            raise BadReport(f"ncu's CSV has no column {name}: no `ncu --csv --page raw`")
+            raise FileError(f"ncu's CSV has no column {name}: no `ncu --csv --page raw`")
     launches = []
     units: Mapping[str, str] = {}
     for row in table:
         if None in row or None in row.values():
-            raise BadReport(f"ncu's CSV has a line that is no row of {len(headings)} columns")
+            raise FileError(f"ncu's CSV has a line that is no row of {len(headings)} columns")
         if not row["ID"]:
             units = row
             continue
@@ -179,11 +176,11 @@ def _figures(
         if text.lower() in ("", "n/a", "nan", "inf"):
             continue
         if units.get(metric) not in _UNITS:
-            raise BadReport(f"ncu gives {metric} in {units.get(metric)!r}, which is no base unit")
+            raise FileError(f"ncu gives {metric} in {units.get(metric)!r}, which is no base unit")
         try:
             figures[metric] = float(text)
         except ValueError:
-            raise BadReport(f"ncu gives {metric} as {text!r}, which is no number") from None
+            raise FileError(f"ncu gives {metric} as {text!r}, which is no number") from None
     return figures
 
 
@@ -228,7 +225,7 @@ def count_launches(
     if '"ID"' in page:
         try:
             launches = read_launches(page, metrics)
-        except BadReport as error:
+        except FileError as error:
             raise NoAnswer(cause or str(error)) from None
     if not launches:
         raise NoAnswer(cause or f"ncu counted no measured launch ({finished.how})")

@@ -12,6 +12,7 @@ from pathlib import Path
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
+from pytest_gpumem.records.schema import FileError
 from pytest_gpumem.runs import processes
 
 WHOLE_RUN = "gpumem"  # default name of a report of several tests
@@ -138,7 +139,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
         printed = processes.run(command, environment)
         try:
             launches = ncu.read_launches(printed.output)
-        except ncu.BadReport as error:
+        except FileError as error:
             return [f"no table: {tools.ncu_cause(printed.output) or error}"]
         return ncu.table(ncu.kernels_of(launches))
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:

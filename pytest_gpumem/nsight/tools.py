@@ -18,10 +18,6 @@ from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.ranges import DOMAIN, MEASURE
 
 
-class ToolMissing(NoAnswer):
-    """A tool is not installed, or not where its variable says."""
-
-
 @dataclass(frozen=True)
 class Tool:
     """One of NVIDIA's profilers."""
@@ -61,12 +57,12 @@ NSYS = Tool(
 
 def find(tool: Tool, environment: Mapping[str, str]) -> Path:
     """Return the program that the tool's variable names, else that on the PATH, else the newest in
-    the usual folders. Raises `ToolMissing`."""
+    the usual folders. Raises `NoAnswer`."""
     chosen = environment.get(tool.variable, "")
     if chosen:
         program = shutil.which(chosen, path=environment.get("PATH"))
         if program is None:
-            raise ToolMissing(
+            raise NoAnswer(
                 f"{tool.variable}={chosen!r} is no program; "
                 f"accepted is the path of {tool.title}'s command line, {tool.program}"
             )
@@ -79,7 +75,7 @@ def find(tool: Tool, environment: Mapping[str, str]) -> Path:
             program = shutil.which(tool.program, path=folder)
             if program is not None:
                 return Path(program)
-    raise ToolMissing(
+    raise NoAnswer(
         f"{tool.program} was not found: install {tool.title} ({tool.source}), put it on the PATH, "
         f"or give its path in {tool.variable}; "
         f"looked on the PATH and in {', '.join(tool.folders)}"

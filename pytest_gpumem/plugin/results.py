@@ -11,13 +11,13 @@ import pytest
 
 from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.store import BaselineError, devices, untrusted
+from pytest_gpumem.baselines.store import devices, untrusted
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.options import BY_NAME
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
@@ -108,7 +108,7 @@ class Results:
             try:
                 for line in _save(gpu, complete=complete):
                     gpu.remark(f"--gpumem-save: {line}")
-            except BaselineError as error:
+            except UserError as error:
                 gpu.remark(f"--gpumem-save: {error}")
                 written = False
         if gpu.config.option.collectonly:
@@ -260,7 +260,7 @@ def _again(row: Row, session: GpuSession) -> list[str]:
 
 
 def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
-    """Save the rows of a session; yield lines about it. Raises `BaselineError`."""
+    """Save the rows of a session; yield lines about it. Raises `UserError`."""
     if not complete:
         yield "the session was interrupted, nothing is stored"
         return

@@ -295,14 +295,6 @@ class Measurement(Record, frozen=True, dict=True):
         return self.latency / self.accesses_per_launch
 
     @property
-    def latency_per_access_interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of `latency_per_access`: low and high, in seconds."""
-        if not self.accesses_per_launch or self.half_width is None:
-            return None
-        low, high = self.latency - self.half_width, self.latency + self.half_width
-        return low / self.accesses_per_launch, high / self.accesses_per_launch
-
-    @property
     def bandwidth(self) -> float | None:
         """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
         if self.moved_bytes is None:

@@ -25,7 +25,6 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Measurement: (
         "latency",
         "latency_per_access",
-        "latency_per_access_interval",
         "bandwidth",
         "noise",
         "placement_spread",

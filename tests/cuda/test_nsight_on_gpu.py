@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from committing import commit
 
-from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
+from pytest_gpumem.nsight.tools import NCU, NSYS, find
+from pytest_gpumem.outcomes import NoAnswer
 
 pytestmark = pytest.mark.usefixtures("free_gpu", "tools")
 
@@ -33,7 +34,7 @@ def tools() -> None:
     for tool in (NCU, NSYS):
         try:
             find(tool, os.environ)
-        except ToolMissing as missing:
+        except NoAnswer as missing:
             pytest.skip(str(missing))
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
 
 from pytest_gpumem.baselines.saved import digest, reduced
-from pytest_gpumem.baselines.store import BaselineError, Store
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
@@ -146,7 +146,7 @@ def test_a_failed_write_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(BaselineError, match="cannot write the run: No space left on device"):
+    with pytest.raises(UserError, match="cannot write the run: No space left on device"):
         Store(tmp_path, H100).save([row()], None)
     assert files(tmp_path) == []
 
@@ -202,7 +202,7 @@ def test_simulated_and_real_never_meet(tmp_path_factory: pytest.TempPathFactory)
         tmp_path = tmp_path_factory.mktemp("case")
         with naming(of):
             moved(tmp_path, of, to)
-            with pytest.raises(BaselineError, match=words):
+            with pytest.raises(UserError, match=words):
                 Store(tmp_path, to).load()
 
 
@@ -241,7 +241,7 @@ def test_a_file_that_was_edited_is_refused(tmp_path_factory: pytest.TempPathFact
 
 def one_line(tmp_path: Path, store: Store) -> str:
     """What is said of the folder's only file."""
-    with pytest.raises(BaselineError) as refused:
+    with pytest.raises(UserError) as refused:
         store.load()
     (file,) = files(tmp_path)
     assert str(refused.value).startswith(f"{file}: ")
@@ -273,7 +273,7 @@ def test_a_copy_is_no_second_process(tmp_path: Path) -> None:
     path = store.save([row()], None).path
     assert path is not None
     path.with_name("20990101T000000Z-copy.json").write_bytes(path.read_bytes())
-    with pytest.raises(BaselineError, match=rf"copy\.json: a copy of {re.escape(path.name)}"):
+    with pytest.raises(UserError, match=rf"copy\.json: a copy of {re.escape(path.name)}"):
         store.load()
 
 
@@ -303,7 +303,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     store = placed(tmp_path, b"{")
     files(tmp_path)[0].unlink()
     os.mkfifo(store.folder / "x.json")
-    with pytest.raises(BaselineError, match=r"x\.json: not a file"):
+    with pytest.raises(UserError, match=r"x\.json: not a file"):
         store.load()
 
 
@@ -336,7 +336,7 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
 def test_a_file_is_no_baseline(tmp_path: Path) -> None:
     """Not "no baseline": somebody meant a baseline, and every row would pass without one."""
     (tmp_path / "old.json").write_text("{}")
-    with pytest.raises(BaselineError, match=r"old\.json.*: Not a directory"):
+    with pytest.raises(UserError, match=r"old\.json.*: Not a directory"):
         Store(tmp_path / "old.json", H100).load()
 
 
@@ -355,5 +355,5 @@ def test_what_took_a_folders_place_is_no_empty_baseline(
                     place.write_text("")
                 else:
                     place.symlink_to(tmp_path / "not mounted")
-                with pytest.raises(BaselineError, match=re.escape(str(root))):
+                with pytest.raises(UserError, match=re.escape(str(root))):
                     Store(root, H100).load()

@@ -11,7 +11,6 @@ from cases import naming
 from pytest_gpumem.nsight.ncu import (
     COUNTERS,
     TIME,
-    BadReport,
     ProfiledKernel,
     kernels_of,
     place_of,
@@ -19,6 +18,7 @@ from pytest_gpumem.nsight.ncu import (
     read_times,
     table,
 )
+from pytest_gpumem.records.schema import FileError
 
 H200_PAGE = Path(__file__).resolve().parents[2] / "data" / "nsight" / "test_kernels.csv"
 READ, TIME_METRIC = "dram__bytes_read.sum", TIME.metrics[0]
@@ -141,7 +141,7 @@ def test_what_is_no_page_is_refused() -> None:
             "as 'much', which is no number",
         ),
     ]:
-        with naming(text), pytest.raises(BadReport, match=message):
+        with naming(text), pytest.raises(FileError, match=message):
             read_launches(text)
 
 

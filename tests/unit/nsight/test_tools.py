@@ -11,12 +11,12 @@ from cases import naming
 from pytest_gpumem.nsight.tools import (
     NCU,
     Tool,
-    ToolMissing,
     find,
     ncu_cause,
     ncu_command,
     nsys_command,
 )
+from pytest_gpumem.outcomes import NoAnswer
 
 
 def at(tool: Tool, *folders: str) -> Tool:
@@ -59,7 +59,7 @@ def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(
                 wrong.write_text("")
             other = program(tmp_path / "bin")
             with pytest.raises(
-                ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"
+                NoAnswer, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"
             ):
                 find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
 

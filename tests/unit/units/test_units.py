@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pytest_gpumem import units
 from pytest_gpumem.units import (
     GB,
-    Budget,
     GiB,
     KiB,
     Margin,
@@ -149,14 +148,14 @@ def test_an_absolute_margin_weighs_more_on_a_short_kernel() -> None:
 
 
 def test_budgets() -> None:
-    cases: list[tuple[str | float, Budget]] = [
-        ("1 s", Budget(each=1.0)),
-        ("500 ms", Budget(each=0.5)),
-        (2.0, Budget(each=2.0)),
-        ("10min", Budget(total=600.0)),
-        ("1 h", Budget(total=3600.0)),
-        ("90 s total", Budget(total=90.0)),
-        ("2 min each", Budget(each=120.0)),
+    cases: list[tuple[str | float, tuple[float | None, float | None]]] = [
+        ("1 s", (1.0, None)),
+        ("500 ms", (0.5, None)),
+        (2.0, (2.0, None)),
+        ("10min", (None, 600.0)),
+        ("1 h", (None, 3600.0)),
+        ("90 s total", (None, 90.0)),
+        ("2 min each", (120.0, None)),
     ]
     for text, budget in cases:
         assert units.parse_budget(text) == budget, text
