@@ -39,7 +39,7 @@ class Check:
         return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
 
     def measured_differently(self, changed: str) -> LimitResult:
-        why = f"the measurement itself has changed: {changed}; gpumem duet compares them"
+        why = f"the measurement itself has changed: {changed}"
         return self.not_judged(why, Code.MEASURED_DIFFERENTLY)
 
     def not_judged(

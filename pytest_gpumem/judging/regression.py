@@ -142,7 +142,7 @@ def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
     """Return the FAIL of a gross slow-down; None: the session's end judges the row."""
     if not fails_in_plain_session(run.log_latency, run.limit(check), run.reference):
         return None
-    why = f"slower than the slowest of them by more than {check.limit} plus 10 %"
+    why = f"more than {check.limit} + 10 % above the slowest saved process"
     return check.finding(Outcome.FAIL, f"{run.text}: {why}", Code.SLOWER)
 
 
@@ -166,12 +166,10 @@ def at_the_sessions_end(
         why = f"looks slower than {check.limit} allows"
     elif run.reference.processes < 2:
         code = Code.TOO_FEW_RUNS
-        why = (
-            f"{needs}, or more saved processes (--gpumem-save), as a single process shows no noise"
-        )
+        why = f"a single process shows no noise (--gpumem-processes 3 saves more): {needs}"
     elif others and abs(median(others)) > SHIFT:
         shift = format_share(math.expm1(median(others)), sign=True)
-        why = f"the other rows changed by {shift}, as on another card: {needs}"
+        why = f"the other rows changed by {shift} (median), as on another GPU: {needs}"
     elif run.log_ratio < -limit:
         why = f"{needs}, as a gain beyond it would hide a later loss"
     else:

@@ -78,7 +78,7 @@ class Results:
             # Baselines of other devices, and processes that do not count, are a reason.
             why = baseline.note if devices(place) else f"none in {shown}"
             saves = self._session.settings.save
-            return why if saves else f"{why}; --gpumem-save makes a baseline"
+            return why if saves else f"{why}; --gpumem-save --gpumem-processes 3 makes one"
         line = f"{counted(baseline.processes, 'process')} in {shown}"
         revision = _newest_revision(baseline)
         if revision is not None:

@@ -210,12 +210,11 @@ def broken_limits(row: Row) -> list[str]:
     for result in row.verdict.limits:
         if result.outcome is not Outcome.FAIL:
             continue
-        delta, base = change_of(row), base_of(row)
+        base = base_of(row)
         if row.measurement is not None and result.limit == "max_regression" and base is not None:
             now = _latency(row.measurement, row.measurement.latency).text
             was = _latency(row.measurement, base).text
-            limit = f"max_regression {row.limits.max_regression}"
-            lines.append(f"latency {now}, was {was}: {change(delta or 0.0)}, {limit}")
+            lines.append(f"latency {now}, was {was}")
         lines.append(result.reason)
     return [line for line in lines if line] or [row.verdict.reason]
 
@@ -251,9 +250,8 @@ def describe(difference: Difference) -> str:
     if difference.times > 1:
         subject = f"{difference.times} × {subject}"
     if field == "code":
-        # The reference that a simulated device runs has no machine code.
         if difference.name == "reference":
-            return "reference: other source"
+            return "the simulated run's NumPy code changed"
         return f"{subject}: its module changed"
     if not field and (was is None or now is None):
         value = was or now

@@ -114,7 +114,9 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
                 which = f"{counted(len(those), 'row')}, such as {which}"
             sentences.append(f"{outcome.word} {which}: {those[0].verdict.reason}")
         if outcome is Outcome.NEW and store and of_outcome:
-            sentences[-1] += "; to store this state: pytest --gpumem --gpumem-save"
+            sentences[-1] += (
+                "; to store this state: pytest --gpumem --gpumem-save --gpumem-processes 3"
+            )
     return sentences
 
 

@@ -99,7 +99,7 @@ class Gate:
                 )
             self._run_session()
             self._add_looser(loosened(self.of_head, self.of_base), self.accepted)
-            if self.mistake:
+            if self.code == Exit.USAGE:
                 return Conclusion(Exit.USAGE, [self.mistake])
             if self.results is None:
                 return conclude(self.code, self.of_head.failures, looser=self.looser)

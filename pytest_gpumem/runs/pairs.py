@@ -113,7 +113,24 @@ class DuetRow:
         (was,), (now,) = corrected_logs([base, head])
         self.pairs = judge_pairs((*ratios, now - was), limit)
         if self.pairs.outcome is not None:
-            self.decided[TIME] = _of_time(self.pairs)
+            self.decided[TIME] = self._time(self.pairs)
+
+    def _time(self, pairs: Pairs) -> LimitResult:
+        text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
+        low, high = pairs.bounds
+        if math.isfinite(low) and low != high:
+            text += f", between {change(low)} and {change(high)}"
+        accepted = self.limits.origin.get(TIME) == "accepted"
+        limit = f"{'the accepted' if accepted else TIME} {self.limits.max_regression}"
+        if pairs.outcome is Outcome.PASS:
+            return LimitResult(TIME, Outcome.PASS, None, f"{text}: within {limit}")
+        if pairs.outcome is Outcome.FAIL:
+            reason = f"{text}: slower than {limit} allows"
+            return LimitResult(TIME, Outcome.FAIL, Code.SLOWER, reason)
+        text += f": open at {limit}"
+        if math.isfinite(high):
+            text += f"; at {format_share(max(high, 0.0))} it would pass"
+        return LimitResult(TIME, Outcome.UNDECIDED, Code.NOISY, text)
 
     def _judge_counts(self, base: Row, head: Row, facts: DeviceFacts) -> None:
         names = [name for name in EXACT if getattr(self.limits, name) is not None]
@@ -163,7 +180,7 @@ class DuetRow:
                 reason = f"{name} was not judged: the duet ended before"
                 open_result = LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason)
                 if name == TIME and self.pairs is not None:
-                    open_result = _of_time(self.pairs)
+                    open_result = self._time(self.pairs)
                 results.setdefault(name, open_result)
         in_order = [results[name] for name in ("", *JUDGED) if name in results]
         return sorted(in_order, key=lambda result: result.outcome.rank)
@@ -220,22 +237,6 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
         return "head no longer declares its bytes"
     was, now = base.moved_bytes.total, head.moved_bytes.total
     return f"head declares {now:,} bytes, and base {was:,}" if now < was else None
-
-
-def _of_time(pairs: Pairs) -> LimitResult:
-    text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
-    low, high = pairs.bounds
-    if math.isfinite(low) and low != high:
-        text += f", between {change(low)} and {change(high)}"
-    limit = f"{TIME} {format_share(math.expm1(pairs.limit))}"
-    if pairs.outcome is Outcome.PASS:
-        return LimitResult(TIME, Outcome.PASS, None, f"{text}: within {limit}")
-    if pairs.outcome is Outcome.FAIL:
-        return LimitResult(TIME, Outcome.FAIL, Code.SLOWER, f"{text}: slower than {limit} allows")
-    text += f": open at {limit}"
-    if math.isfinite(high):
-        text += f"; at {format_share(max(high, 0.0))} it would pass"
-    return LimitResult(TIME, Outcome.UNDECIDED, Code.NOISY, text)
 
 
 def _median_latency(rows: Sequence[Row]) -> float | None:

@@ -140,6 +140,7 @@ def test_a_larger_slow_down_than_the_accepted_one_is_red(gates: Gates) -> None:
     gates.accept("test_it.py::test_copy", "--change", "time=10%")
     code, last, text = gates.gate()
     assert (code, last) == (1, "red: 1 of 1 row fails"), text
+    assert "slower than the accepted 10% allows" in text
 
 
 def test_between_the_merge_and_the_next_saved_run_a_test_is_guarded(gates: Gates) -> None:

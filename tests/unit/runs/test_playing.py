@@ -109,7 +109,7 @@ def test_what_32_pairs_leave_open_says_at_which_limit_it_would_pass() -> None:
     (verdict,) = result.rows
     assert verdict.outcome is Outcome.UNDECIDED
     assert len(result.processes) == 64
-    assert re.search(r"open at max_regression 1.00 %; at \S+ % it would pass", verdict.sentence)
+    assert re.search(r"open at max_regression 1%; at \S+ % it would pass", verdict.sentence)
     assert (exit_code(result, strict=False), exit_code(result, strict=True)) == (0, 6)
 
 
