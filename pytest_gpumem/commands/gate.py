@@ -251,10 +251,7 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
 
 
 def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[tuple[str, str]]:
-    """How to repeat, repair and accept what makes a gate red; nothing for another end.
-
-    `left_out`: acceptances of the change that do not count.
-    """
+    """How to repeat, repair and accept what makes a gate red; nothing for another end."""
     from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of
     from pytest_gpumem.reporting.conclusion import advice, failing_rows, renamed
 
