@@ -505,7 +505,7 @@ def test_a_latency_per_access_is_of_dependent_accesses(
     name = "test_a_latency_per_access_is_of_dependent_accesses.py"
     result.stdout.fnmatch_lines(
         [
-            f"{name}:13: NoTraffic: stride_copy has no dependent accesses; its latency is `.latency`",
+            f"{name}:11: NoTraffic: stride_copy has no dependent accesses; its latency is `.latency`",
             "test_chase * ns/access * measured (sim)",
         ]
     )
