@@ -82,12 +82,10 @@ class Buffer:
 
     @property
     def facts(self) -> ArrayFacts:
-        """Size, type and place, for a kernel's formulas."""
         return ArrayFacts(self.size, self.dtype_name, self.itemsize, self.kind.beyond_link)
 
     @property
     def goes_home(self) -> bool:
-        """True if its pages are put back before every sample."""
         return self.home != "as left"
 
     def __repr__(self) -> str:
@@ -198,7 +196,7 @@ class Arena:
         handle: Callable[..., Buffer] | None = None,
         make: Callable[[int], Allocation] | None = None,
     ) -> Buffer:
-        """Return a new buffer. `make`: allocates its bytes, in place of the device's `allocate`."""
+        """Return a new buffer. `make`: allocates its bytes."""
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
@@ -219,8 +217,8 @@ class Arena:
 
     @uncounted
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
-        """Return a buffer over a NumPy array, page-locked (`register`) or pageable, which cannot be
-        moved. Untouched pages come to lie on the device's NUMA node."""
+        """Return a buffer over a NumPy array, page-locked (`register`) or pageable. Untouched pages
+        come to lie on the device's NUMA node."""
         check_plain(array.dtype)
         flags = array.flags
         if not flags.c_contiguous or not flags.writeable or array.size == 0:
@@ -276,8 +274,7 @@ class Arena:
         return buffer
 
     def taken(self, argument: Any) -> Any:
-        """Return the buffer of an argument: that of `find`, or pageable host memory for another
-        NumPy array. Anything else stays as it is."""
+        """Return the buffer of an argument, pageable for a NumPy array; anything else as it is."""
         buffer = self.find(argument)
         if buffer is not None:
             return buffer
@@ -299,12 +296,12 @@ class Arena:
             self._padding = [self.allocate(nbytes)]
 
     def keep(self, other: Arena) -> None:
-        """Close another arena with this one, or as soon as its memory is needed."""
+        """Close another arena with this one, or when its memory is needed."""
         if other not in self.kept:
             self.kept.append(other)
 
     def with_room(self, allocate: Callable[[], Result]) -> Result:
-        """Return what `allocate` gives; where less memory is free, without what was kept."""
+        """Return what `allocate` gives, without what was kept where less is free."""
         try:
             return allocate()
         except OutOfMemory:
@@ -314,14 +311,13 @@ class Arena:
         return allocate()
 
     def close_kept(self) -> None:
-        """Close the arenas that `keep` was given, whatever raises."""
         with ExitStack() as stack:
             while self.kept:
                 stack.callback(self.kept.pop(0).close)
 
     @uncounted
     def allocate(self, nbytes: int) -> Allocation:
-        """Return device memory without a handle, which lives until `release` or `close`."""
+        """Return device memory without a handle."""
         kind = MemoryKind.DEVICE
         allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
         self._book(allocation)
@@ -329,7 +325,6 @@ class Arena:
 
     @uncounted
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Return device memory at random places, without content."""
         allocations = self.with_room(partial(self.device.memory.scatter, sizes, seed))
         for allocation in allocations:
             self._book(allocation)
@@ -337,7 +332,6 @@ class Arena:
 
     @uncounted
     def release(self, allocation: Allocation) -> None:
-        """Free an allocation early."""
         _, number = self._allocations.pop(id(allocation), (None, 0))
         self.device.footprints.gave_back(number)
         self.device.memory.free(allocation)
@@ -346,7 +340,6 @@ class Arena:
         self._allocations[id(allocation)] = allocation, number
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
-        """Book a move."""
         _, number = self._allocations.pop(id(old), (None, 0))
         self._book(new, number)
 

@@ -164,7 +164,6 @@ class PersistingStream:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the result of a measurement on this stream."""
         notes = []
         if self.clamped and not self.too_large:
             part, whole = sizes(self.nbytes, self.buffer.nbytes)
@@ -194,12 +193,11 @@ class PersistingStream:
             self.put()
 
     def put(self) -> None:
-        """Give the stream its window, where it is the stream that carries it."""
         if self.where == "stream" and not self.off:
             self.device.l2.set_window(self.stream, self.spec)
 
     def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
-        """Take note of the windows that a graph's kernels have, as the driver holds them."""
+        """Note the windows of a graph's kernels, as the driver has them."""
         self._graph_window = windows[0] if windows else None
 
     @on_its_device
@@ -255,7 +253,6 @@ _OPEN: WeakKeyDictionary[Device, list[PersistingStream]] = WeakKeyDictionary()
 
 
 def open_streams(device: Device) -> Sequence[PersistingStream]:
-    """Return the persisting streams that are open on a device."""
     return _OPEN.get(device, ())
 
 
@@ -296,7 +293,6 @@ def _share(device: Device) -> None:
 
 
 def _wanted(device: Device) -> int:
-    """Return the bytes of L2 that the open streams need together."""
     largest = device.facts.persisting_l2_max_bytes
     total, fitted = 0, 0
     for stream in open_streams(device):

@@ -20,8 +20,8 @@ _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream"
 class L2Watch:
     """The set-aside and the windows of a device, beside what persisting streams of tests change.
 
-    A look costs a call for the limit and a call for each visible stream. Nothing is watched where
-    the set-aside cannot be changed (compute capability below 8.0, MIG, MPS).
+    Nothing is watched where the set-aside cannot be changed (compute capability below 8.0, MIG,
+    MPS).
     """
 
     def __init__(self, device: Device) -> None:
@@ -46,7 +46,7 @@ class L2Watch:
         return self._works and self._device.gone() is None
 
     def begin(self) -> None:
-        """Start a test: remember the state that it finds."""
+        """Start a test."""
         self._expected = self.look() or self._expected
 
     def fresh(self) -> None:
@@ -62,16 +62,15 @@ class L2Watch:
             kept[key], self._expected[key] = before.get(key), now[key]
 
     def ended(self, owner: Hashable) -> None:
-        """Note that `owner` has ended: the state before its changes is expected again."""
+        """Expect the state before the changes of `owner` again."""
         self._expected.update(self._kept.pop(owner, {}))
 
     def forgotten(self, stream: PersistingStream) -> None:
-        """Note that a persisting stream was closed before its block ended."""
         self._forgotten.append(f"an open persisting_stream on {stream.buffer!r}, which was closed")
 
     def settle(self) -> tuple[str, bool] | None:
-        """End a test: restore the state from before it and reset persisting lines. Returns what it
-        left, a sentence without its subject, and whether all was put back; None for nothing."""
+        """End a test: restore the state from before it. Return what it left, without a subject, and
+        whether all was put back; None for nothing."""
         changes, self._forgotten = self._forgotten, []
         if not self._usable():
             return None
@@ -99,7 +98,6 @@ class L2Watch:
         return text, not remaining
 
     def _streams(self) -> dict[str, Stream]:
-        """Return the visible streams but persisting ones, by the name of their window."""
         streams = self._device.streams
         ours = {stream.stream.handle for stream in open_streams(self._device)}
         defaults = [stream.handle for stream in streams.defaults()]

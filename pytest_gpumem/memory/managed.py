@@ -32,7 +32,7 @@ class BufferAdvice:
 
     @property
     def words(self) -> Mapping[tuple[Advice, bool], str]:
-        """Words for each advice that is set. The key has True for the host."""
+        """Words for each advice that is set; True: for the host."""
         words = {}
         if self.read_mostly:
             words[Advice.READ_MOSTLY, False] = "read_mostly"
@@ -48,7 +48,7 @@ class BufferAdvice:
 
 
 def advised(before: BufferAdvice, **changes: Any) -> BufferAdvice:
-    """Return `before` with the given changes; `NOT_GIVEN` leaves an advice as it is."""
+    """Return `before` with the given changes."""
     given = {name: value for name, value in changes.items() if value is not NOT_GIVEN}
     if not isinstance(given.get("read_mostly", False), bool):
         raise BadBuffer(f"read_mostly={given['read_mostly']!r}; accepted are True and False")
@@ -140,7 +140,6 @@ class ManagedBuffer(Buffer):
         device.streams.synchronize(stream)
 
     def put_home(self, stream: Stream) -> None:
-        """Put pages where they are before every sample; waits where an advice has to change."""
         device = self.device
         # Copies on both sides would survive a prefetch: without the advice there is a single copy.
         alone = replace(self._wanted, read_mostly=False)
@@ -178,7 +177,6 @@ class ManagedBuffer(Buffer):
 def managed(
     arena: Arena, shape: Any, dtype: Any, *, home: Home, discard: bool = False, **advice: Any
 ) -> Buffer:
-    """Return a managed buffer with its advice and its pages at `home`."""
     wanted = advised(BufferAdvice(), **advice)
     why = no_migration(arena.device.facts)
     if why is not None:
@@ -226,7 +224,6 @@ def no_migration(facts: DeviceFacts) -> str | None:
 
 
 def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
-    """Yield notes for results with managed memory on this device."""
     pages = [buffer for buffer in buffers if buffer.kind.managed]
     if not pages:
         return

@@ -1,8 +1,5 @@
-"""Shapes and element types of buffers, as users write them, and how much may be page-locked.
-
-A host without free pages stalls: "pinned memory should not be overused" (CUDA C++ Best Practices
-Guide, 9.1.1).
-"""
+"""Shapes and element types of buffers, and how much may be page-locked: a host without free pages
+stalls (CUDA C++ Best Practices Guide, 9.1.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ class BadBuffer(ShownError, ValueError):
 def parse_shape(
     shape: int | str | Sequence[int], dtype: Any
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return elements per axis and element type."""
     try:
         element = np.dtype(dtype)
     except TypeError:

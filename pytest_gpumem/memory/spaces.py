@@ -202,8 +202,8 @@ class Memory:
 
 
 def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
-    """Return the kind of memory of an address, a buffer or an array, by the driver and the
-    operating system; None outside of this process's memory."""
+    """Return the kind of memory of an address, a buffer or an array; None outside of this process's
+    memory."""
     address = address_of(pointer)
     if address < 0:
         raise BadBuffer(f"{address} is no address")
@@ -212,7 +212,6 @@ def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
 
 
 def address_of(pointer: Any) -> int:
-    """Return the address of an integer, a buffer or an array's first element."""
     if isinstance(pointer, Integral) and not isinstance(pointer, bool):
         return int(pointer)
     if isinstance(pointer, Buffer):

@@ -81,7 +81,7 @@ def window_request(
 
 
 def _in_one_line(value: Any) -> str:
-    """Return a value for a message: arrays print their content over many lines."""
+    """Arrays print their content over many lines."""
     return " ".join(shortened(value).split())
 
 
