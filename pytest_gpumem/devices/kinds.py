@@ -163,15 +163,6 @@ class Allocation:
     freed: bool = False
 
 
-@dataclass(frozen=True)
-class HostMemory:
-    """The host's memory, in bytes."""
-
-    total: int  # that this process may use: the machine's, or its control group's if that is less
-    available: int  # of it, what new allocations can take without swapping
-    locked: int  # page-locked through this device: pinned and registered
-
-
 class AccessProperty(str, Enum):
     """How L2 treats the lines of an access (CUDA C++ Programming Guide, L2 Access Properties)."""
 

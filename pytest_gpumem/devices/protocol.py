@@ -23,7 +23,6 @@ from pytest_gpumem.devices.kinds import (
     DeviceError,
     Foreign,
     HoldExpired,
-    HostMemory,
     Launch,
     MemoryKind,
     NotCounted,
@@ -49,7 +48,6 @@ __all__ = [
     "Footprints",
     "Foreign",
     "HoldExpired",
-    "HostMemory",
     "Launch",
     "MemoryWatch",
     "NotCounted",
@@ -119,8 +117,6 @@ class Streams(Protocol):
     def hold(self, stream: Stream, timeout: float) -> Hold:
         """Make `stream` wait until it is released, or for `timeout` seconds."""
 
-
-class Graphs(Protocol):
     def capture(
         self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> Graph:
@@ -197,7 +193,8 @@ class DeviceMemory(Protocol):
     def kind_at(self, address: int) -> MemoryKind | None:
         """The kind of memory at an address, `DEVICE` for a pool's; None: not of this process."""
 
-    def host(self) -> HostMemory: ...
+    def host(self) -> tuple[int, int]:
+        """Bytes of RAM that this process may use, and those that are page-locked through here."""
 
     def near_host(self) -> AbstractContextManager[int | None]:
         """Run on the CPUs of the device's NUMA node, so that memory touched first lies there.
@@ -336,7 +333,6 @@ class Device(Protocol):
     """A GPU, real or simulated. Not thread-safe; one per process."""
 
     streams: Streams
-    graphs: Graphs
     kernels: DeviceKernels
     memory: DeviceMemory
     content: Content

@@ -164,7 +164,7 @@ class Sampler:
             self._graphs = []
             for place in range(self.target.places):
                 body = partial(self._queue_batch, place)
-                self._graphs.append(self._device.graphs.capture(self._streams[0], body))
+                self._graphs.append(self._device.streams.capture(self._streams[0], body))
             self.host_times.clear()  # of the captures
         except CannotCapture as reason:
             if not self.may_fall_back:
@@ -254,7 +254,7 @@ class Sampler:
         device, stream = self._device, self._streams[0]
         self.target.put_back(stream)
         if self.name == "graph":
-            device.graphs.replay(self._graphs[place], stream)
+            device.streams.replay(self._graphs[place], stream)
         else:
             device.streams.synchronize(stream)
             with holding(device, stream) as hold:

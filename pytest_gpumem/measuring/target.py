@@ -132,22 +132,22 @@ class Target:
 
         Raises `BadCall`: no kernel could carry the window. Raises `CannotCapture`.
         """
-        window, graphs = self.window, self.device.graphs
+        window, streams = self.window, self.device.streams
         if window is None or window.where != "graph":
             return
         if first:
             # What loads or sets up something waits, which no capture can.
             self.launch(0, self.stream)
-            self.device.streams.synchronize()
+            streams.synchronize()
         body = partial(self.launch, 0, self.stream)
-        graph = graphs.capture(self.stream, body, window=window.spec)
-        windows = graphs.windows(graph)
+        graph = streams.capture(self.stream, body, window=window.spec)
+        windows = streams.windows(graph)
         if window.spec is not None and not any(windows):
             raise BadCall(
                 f'where="graph": {self.name} queues no kernel that could carry the window'
             )
         window.read_back(windows)
-        self._queues = [partial(graphs.replay, graph)]
+        self._queues = [partial(streams.replay, graph)]
 
     def describe(self, buffers: Iterable[Buffer], *notes: str) -> None:
         """Note what a reader must know, also of the set-aside of L2 and of managed buffers."""

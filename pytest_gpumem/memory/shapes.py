@@ -60,16 +60,16 @@ class TooMuchPinned(OutOfMemory):
 
 
 def check_cap(device: Device, nbytes: int) -> None:
-    memory = device.memory.host()
-    cap = int(SHARE * memory.total)
-    if memory.locked + nbytes <= cap:
+    total, locked = device.memory.host()
+    cap = int(SHARE * total)
+    if locked + nbytes <= cap:
         return
     size = f"{format_bytes(nbytes)} of page-locked memory"
-    if memory.locked:
-        size += f" beside {format_bytes(memory.locked)} that are locked already"
+    if locked:
+        size += f" beside {format_bytes(locked)} that are locked already"
     raise TooMuchPinned(
         f"{size} pass the cap of {short_bytes(cap)}, half of the host's "
-        f"{short_bytes(memory.total)}: ask for less"
+        f"{short_bytes(total)}: ask for less"
     )
 
 

@@ -39,14 +39,14 @@ def test_the_driver_gives_windows_back(
     assert gpu_device.l2.window(stream) == window
     gpu_device.l2.set_window(stream, None)
     assert gpu_device.l2.window(stream) is None
-    on_nodes = gpu_device.graphs.capture(
+    on_nodes = gpu_device.streams.capture(
         stream, lambda: gpu_device.kernels.launch(launch, stream), window=window
     )
-    assert gpu_device.graphs.windows(on_nodes) == (window,)
-    on_launch = gpu_device.graphs.capture(
+    assert gpu_device.streams.windows(on_nodes) == (window,)
+    on_launch = gpu_device.streams.capture(
         stream, lambda: gpu_device.kernels.launch(launch, stream, window=window)
     )
-    assert gpu_device.graphs.windows(on_launch) == (window,)
+    assert gpu_device.streams.windows(on_launch) == (window,)
     assert gpu_device.l2.window(stream) is None
 
 

@@ -141,7 +141,7 @@ def locked_bytes() -> int:
 def state(device: Device) -> tuple[int, int, int]:
     gc.collect()
     device.streams.synchronize()
-    return device.memory.free_bytes(MemoryKind.DEVICE), device.memory.host().locked, locked_bytes()
+    return device.memory.free_bytes(MemoryKind.DEVICE), device.memory.host()[1], locked_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,14 +176,14 @@ def test_a_thousand_cycles_leave_nothing(gpu_device: Device, kind: str) -> None:
 
 def test_locked_pages_are_given_back_after_a_failure_in_the_middle(gpu_device: Device) -> None:
     """The driver refuses a second registration; the first is unregistered all the same."""
-    before = gpu_device.memory.host().locked
+    before = gpu_device.memory.host()[1]
     arena, array = Arena(gpu_device, seed=1), np.zeros(MiB, "u1")
     memory = Memory(arena)
     memory.registered(array)
     with pytest.raises(DeviceError, match="AlreadyRegistered"):
         memory.registered(array)
     arena.close()
-    assert gpu_device.memory.host().locked == before
+    assert gpu_device.memory.host()[1] == before
     assert gpu_device.memory.kind_at(array.ctypes.data) is MemoryKind.PAGEABLE
 
 

@@ -44,7 +44,7 @@ def test_hot_launches_of_milliseconds_are_one_a_sample(
     gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
 ) -> None:
     to, source = device_buffer("1 MiB", "f4"), device_buffer("1 MiB", "f4")
-    captured, capture, launch = list[int](), to.device.graphs.capture, to.device.kernels.launch
+    captured, capture, launch = list[int](), to.device.streams.capture, to.device.kernels.launch
     launched: list[int] = []
 
     def counted(*arguments: Any, **keywords: Any) -> None:
@@ -59,7 +59,7 @@ def test_hot_launches_of_milliseconds_are_one_a_sample(
 
     with pytest.MonkeyPatch.context() as patch:
         for part, name, counts in (
-            (to.device.graphs, "capture", counting),
+            (to.device.streams, "capture", counting),
             (to.device.kernels, "launch", counted),
         ):
             patch.setattr(part, name, counts)  # no result says how many launches a graph has

@@ -28,8 +28,8 @@ def loses(request, gpu_device, monkeypatch):
 WINDOWS = PLUGIN.format("""
     name = request.node.name
     if "[graph]" in name:
-        capture = gpu_device.graphs.capture
-        put(gpu_device.graphs, "capture", lambda stream, body, window=None: capture(stream, body))
+        capture = gpu_device.streams.capture
+        put(gpu_device.streams, "capture", lambda stream, body, window=None: capture(stream, body))
     elif "[launch]" in name:
         launch = gpu_device.kernels.launch
         put(gpu_device.kernels, "launch", lambda work, stream, window=None: launch(work, stream))

@@ -17,7 +17,7 @@ LOSING = """
         "From now on every call for the device fails, but freeing one's own memory, as on a GPU."
         def lost(*arguments, **options):
             raise ContextLost("waiting for the device: cudaErrorIllegalAddress. The CUDA context is lost.")
-        for facet in (device.streams, device.l2, device.content, device.kernels, device.graphs):
+        for facet in (device.streams, device.l2, device.content, device.kernels):
             for name in dir(facet):
                 if not name.startswith("_") and name not in ("close", "clear") and callable(getattr(facet, name)):
                     setattr(facet, name, lost)  # a model loses none

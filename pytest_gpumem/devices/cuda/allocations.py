@@ -31,7 +31,6 @@ from pytest_gpumem.devices.protocol import (
     Cycle,
     DeviceError,
     DeviceMemory,
-    HostMemory,
     OutOfMemory,
     Stream,
     Unsupported,
@@ -230,8 +229,8 @@ class CudaMemory:
     def near_host(self) -> AbstractContextManager[int | None]:
         return places.on_node(places.nearest_node(self._index))
 
-    def host(self) -> HostMemory:
-        return HostMemory(*places.host_bytes(), sum(a.nbytes for a in self._locked.values()))
+    def host(self) -> tuple[int, int]:
+        return places.host_bytes()[0], sum(locked.nbytes for locked in self._locked.values())
 
     def kind_at(self, address: int) -> MemoryKind | None:
         registered = False

@@ -22,7 +22,7 @@ from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import CudaL2, CudaManaged, launch_attribute
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.places import current_gpu, peer_access
-from pytest_gpumem.devices.cuda.streams import CudaGraphs, CudaStreams
+from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.devices.protocol import Device, DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
@@ -90,8 +90,7 @@ class CudaDevice(Device):
             compiler = Compiler(facts.compute_capability)
             self.memory = self._memory = CudaMemory(context, facts)
             self.content = CudaContent(compiler, facts, self._memory)
-            self.graphs = graphs = CudaGraphs(context)
-            self.streams = self._streams = CudaStreams(context, compiler, self._memory, graphs)
+            self.streams = self._streams = CudaStreams(context, compiler, self._memory)
             self.kernels = CudaKernels(index, compiler)
             self.l2 = CudaL2(facts)
             self.managed = CudaManaged(index, facts)

@@ -70,64 +70,6 @@ class CudaGraph:
     template: Any  # the graph that it was made from, whose nodes can be read
 
 
-class CudaGraphs:
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.capturing: Stream | None = None
-
-    def replay(self, graph: Graph, stream: Stream) -> None:
-        if self.capturing is not None:  # a graph within a graph would have to be made a node
-            raise CannotCapture("it replays a graph")
-        check(R.cudaGraphLaunch(graph.executable, stream.handle), "replaying a graph")
-
-    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
-        windows = []
-        for node in _kernels(graph.template):
-            result = R.cudaGraphKernelNodeGetAttribute(node, _WINDOW)
-            value = check(result, "reading the access-policy window of a graph's kernel")
-            windows.append(hints.unpacked(value))
-        return tuple(windows)
-
-    def capture(
-        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
-    ) -> CudaGraph:
-        if self.capturing is not None:
-            raise CannotCapture("another capture is under way")
-        template = executable = None
-        try:
-            with ExitStack() as pools:
-                kept = pools.enter_context(arrays.private_pools(_relaxed))
-                check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
-                self.capturing = stream
-                body()
-                # Before the allocators are restored, whose clean-up must not be captured.
-                self.capturing = None
-                template = check(R.cudaStreamEndCapture(stream.handle), "ending a capture")
-            if all(kind in _IDLE for _, kind in _nodes(template)):  # it went to another stream
-                raise CannotCapture("it queued nothing on the stream that is captured")
-            if window is not None:
-                for node in _kernels(template):
-                    # Before the graph is made executable: that one keeps what its nodes have now.
-                    value = hints.packed(window, R.cudaKernelNodeAttrValue)
-                    doing = "setting the access-policy window of a graph's kernel"
-                    check(R.cudaGraphKernelNodeSetAttribute(node, _WINDOW, value), doing)
-            executable = check(R.cudaGraphInstantiate(template, 0), "making a graph executable")
-        except CannotCapture:
-            raise
-        except Exception as error:
-            reason = why_not_captured(error, (DeviceError, *library_errors()))
-            raise CannotCapture(reason) from error
-        finally:
-            if self.capturing is not None:
-                self.capturing = None
-                _end_capture(stream.handle)
-            if executable is None and template is not None:
-                R.cudaGraphDestroy(template)
-        graph = CudaGraph(executable, template)
-        self._context.frees(graph, _destroy, executable, template, kept)
-        return graph
-
-
 @contextmanager
 def _relaxed() -> Iterator[None]:
     """Allow `cudaMalloc` in a capture (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
@@ -190,13 +132,11 @@ class CudaHold:
 
 
 class CudaStreams:
-    def __init__(
-        self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs
-    ) -> None:
+    def __init__(self, context: Context, compiler: Compiler, memory: CudaMemory) -> None:
         self._context = context
         self._compiler = compiler
         self._memory = memory
-        self._graphs = graphs
+        self._capturing: Stream | None = None
         self._streams: WeakSet[CudaStream] = WeakSet()
         self._flags = 0  # the device's address of flags in mapped host memory
         self._words: Any = None  # the same memory, a row for each slot
@@ -233,7 +173,7 @@ class CudaStreams:
         return event
 
     def record(self, event: Event, stream: Stream) -> None:
-        if self._graphs.capturing is stream:
+        if self._capturing is stream:
             # as an external node, whose time can be read after every replay
             external = R.cudaEventRecordExternal
             result = R.cudaEventRecordWithFlags(event.handle, stream.handle, external)
@@ -311,6 +251,58 @@ class CudaStreams:
         hold = CudaHold(words, slot, stream, timeout)
         self._holds.append(hold)
         return hold
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        if self._capturing is not None:  # a graph within a graph would have to be made a node
+            raise CannotCapture("it replays a graph")
+        check(R.cudaGraphLaunch(graph.executable, stream.handle), "replaying a graph")
+
+    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        windows = []
+        for node in _kernels(graph.template):
+            result = R.cudaGraphKernelNodeGetAttribute(node, _WINDOW)
+            value = check(result, "reading the access-policy window of a graph's kernel")
+            windows.append(hints.unpacked(value))
+        return tuple(windows)
+
+    def capture(
+        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> CudaGraph:
+        if self._capturing is not None:
+            raise CannotCapture("another capture is under way")
+        template = executable = None
+        try:
+            with ExitStack() as pools:
+                kept = pools.enter_context(arrays.private_pools(_relaxed))
+                check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
+                self._capturing = stream
+                body()
+                # Before the allocators are restored, whose clean-up must not be captured.
+                self._capturing = None
+                template = check(R.cudaStreamEndCapture(stream.handle), "ending a capture")
+            if all(kind in _IDLE for _, kind in _nodes(template)):  # it went to another stream
+                raise CannotCapture("it queued nothing on the stream that is captured")
+            if window is not None:
+                for node in _kernels(template):
+                    # Before the graph is made executable: that one keeps what its nodes have now.
+                    value = hints.packed(window, R.cudaKernelNodeAttrValue)
+                    doing = "setting the access-policy window of a graph's kernel"
+                    check(R.cudaGraphKernelNodeSetAttribute(node, _WINDOW, value), doing)
+            executable = check(R.cudaGraphInstantiate(template, 0), "making a graph executable")
+        except CannotCapture:
+            raise
+        except Exception as error:
+            reason = why_not_captured(error, (DeviceError, *library_errors()))
+            raise CannotCapture(reason) from error
+        finally:
+            if self._capturing is not None:
+                self._capturing = None
+                _end_capture(stream.handle)
+            if executable is None and template is not None:
+                R.cudaGraphDestroy(template)
+        graph = CudaGraph(executable, template)
+        self._context.frees(graph, _destroy, executable, template, kept)
+        return graph
 
     def close(self) -> None:
         for hold in self._holds:

@@ -252,7 +252,6 @@ class SimulatedDevice(protocol.Device):
         timeline = self.timeline = Timeline(datasheet)
         roofline = self.roofline = Roofline(datasheet, seed)
         self.streams = streams.SimulatedStreams(timeline, roofline)
-        self.graphs = streams.SimulatedGraphs(timeline, roofline)
         self.memory = SimulatedMemory(timeline, roofline)
         self.content = SimulatedContent(timeline, roofline)
         self.kernels = SimulatedKernels(timeline, roofline, self.content)

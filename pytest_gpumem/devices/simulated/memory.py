@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pytest_gpumem.devices import checks, protocol, values
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
-from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import Facet, Operation, Timeline
@@ -133,16 +133,13 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             sheet = self._roofline.sheet
             used = sum(each.nbytes for each in self._live.values() if not each.kind.beyond_link)
             return max(0, sheet.memory_bytes - sheet.context_bytes - used)
-        host = self.host()
-        if kind.locked:
-            return min(int(host.total * _PINNABLE) - host.locked, host.available)
-        return host.available
+        total, locked = self.host()
+        available = total - sum(each.nbytes for each in self._live.values() if each.kind.on_host)
+        return min(int(total * _PINNABLE) - locked, available) if kind.locked else available
 
-    def host(self) -> HostMemory:
-        total = self._roofline.sheet.host_memory_bytes
-        used = sum(each.nbytes for each in self._live.values() if each.kind.on_host)
+    def host(self) -> tuple[int, int]:
         locked = sum(each.nbytes for each in self._live.values() if each.kind.locked)
-        return HostMemory(total, total - used, locked)
+        return self._roofline.sheet.host_memory_bytes, locked
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         self._check_free(sum(sizes), MemoryKind.DEVICE)

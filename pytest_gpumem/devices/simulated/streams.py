@@ -262,8 +262,6 @@ class SimulatedStreams(Facet, protocol.Streams):
         self._timeline.queue(stream, hold, LAUNCH)
         return hold
 
-
-class SimulatedGraphs(Facet, protocol.Graphs):
     def capture(
         self, stream: Any, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> protocol.Graph:

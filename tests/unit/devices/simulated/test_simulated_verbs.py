@@ -139,5 +139,5 @@ def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> No
         "mistake": mistake,
     }[what]
     with pytest.raises(CannotCapture, match=reason):
-        bench.device.graphs.capture(bench.stream, body)  # type: ignore[arg-type]
+        bench.device.streams.capture(bench.stream, body)  # type: ignore[arg-type]
     bench.run(launch)

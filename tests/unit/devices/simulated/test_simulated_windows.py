@@ -45,13 +45,13 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
         device.kernels.launch(table.launch, stream)
         device.kernels.launch(table.launch, stream, window=own)
 
-    assert device.graphs.windows(device.graphs.capture(stream, body)) == (None, own)
-    assert device.graphs.windows(device.graphs.capture(stream, body, window=window)) == (
+    assert device.streams.windows(device.streams.capture(stream, body)) == (None, own)
+    assert device.streams.windows(device.streams.capture(stream, body, window=window)) == (
         window,
         window,
     )
     device.l2.set_window(stream, streams)
-    assert device.graphs.windows(device.graphs.capture(stream, body)) == (streams, own)
+    assert device.streams.windows(device.streams.capture(stream, body)) == (streams, own)
 
 
 def test_what_persists_is_kept_until_a_reset(table: Table) -> None:

@@ -176,10 +176,10 @@ class Workbench:
             self.device.kernels.launch(launch, self.stream)
             streams.record(end, self.stream)
 
-        return self.device.graphs.capture(self.stream, body), lambda: streams.elapsed(start, end)
+        return self.device.streams.capture(self.stream, body), lambda: streams.elapsed(start, end)
 
     def replay(self, graph: Graph) -> None:
-        self.device.graphs.replay(graph, self.stream)
+        self.device.streams.replay(graph, self.stream)
         self.device.streams.synchronize()
 
     def hot(self, launch: Launch, samples: int = 9) -> float:
