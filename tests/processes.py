@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from committing import commit
 from known_devices import H100
@@ -16,7 +16,7 @@ from measurements import measurement
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 
 SETTINGS = {
@@ -27,6 +27,13 @@ SETTINGS = {
     "precision": 0.001,
     "budget": 1.0,
 }
+
+
+class Turn(NamedTuple):
+    """A process of a pair."""
+
+    round: int
+    side: str
 
 
 def measured(latency: float, **changes: Any) -> Measurement:
@@ -70,7 +77,8 @@ def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -
     """A process on one device."""
     given: dict[str, Any] = {"device": H100, "settings": SETTINGS, "pid": 1, "seconds": 1.0}
     return ProcessRecord(
-        turn=turn,
+        side=turn.side,
+        pair=turn.round,
         attempt=attempt,
         utc="2026-01-01T00:00:00",
         rows={one.key: one for one in rows},
@@ -91,12 +99,14 @@ class Players(Processes):
 
     def run(
         self,
-        turn: Turn,
-        tests: Sequence[str] | None,
-        attempt: int = 1,
+        side: str,
+        tests: Sequence[str] | None = None,
         *,
+        pair: int = 1,
+        attempt: int = 1,
         name: str = "",
     ) -> ProcessRecord:
+        turn = Turn(pair, side)
         self.played.append((turn, None if tests is None else tuple(tests)))
         answer = self.answer(turn, attempt)
         if isinstance(answer, ProcessRecord):

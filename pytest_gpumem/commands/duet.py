@@ -326,7 +326,7 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
     for key, row in process.rows.items():
         if row.measurement is not None:
             rows[key] = list(row.measurement.medians)
-    plain: dict[str, Any] = {"pair": process.turn.round, "side": process.turn.side}
-    for name in ("attempt", "pid", "utc", "seconds", "error"):
+    plain: dict[str, Any] = {}
+    for name in ("pair", "side", "attempt", "pid", "utc", "seconds", "error"):
         plain[name] = getattr(process, name)
     return plain | {"rows": rows}

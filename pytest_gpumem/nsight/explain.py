@@ -14,7 +14,7 @@ from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, ProfiledKernel, ProfiledLaunch
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.reporting.row import describe
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn, for_a_part, pytest_command
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, for_a_part, pytest_command
 from pytest_gpumem.runs.worktree import Side, environment_of, moved_word, two_sides
 
 MARGIN = 0.05  # counters that differ by less are no difference
@@ -145,7 +145,7 @@ def ran_differently(
     records = []
     with contextlib.closing(processes):
         for name in sides:
-            process = processes.run(Turn(1, name), None)
+            process = processes.run(name)
             if process.error is not None:
                 raise UserError(f"{process.name} {process.error}")
             records.append(process)

@@ -17,7 +17,7 @@ from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
-from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import FURTHER_PROCESS
 
@@ -69,7 +69,7 @@ class RepeatFeature(Feature):
             for number in range(2, self._count + 1):
                 self._announce()
                 name = f"process {number} of {self._count} of --gpumem-processes"
-                process = processes.run(Turn(number, HEAD), None, name=name)
+                process = processes.run(HEAD, name=name)
                 self._check(process)
                 gpu.further.append(process)
         self._announce()

@@ -23,7 +23,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
 
@@ -88,7 +88,7 @@ class Duet:
         """Node ids of the tests that skip in base."""
         skipped = set()
         for process in self.processes:
-            if process.turn.side == BASE:
+            if process.side == BASE:
                 for nodeid, (outcome, _) in process.outcomes.items():
                     if outcome == "skipped":
                         skipped.add(nodeid)
@@ -140,12 +140,12 @@ class Duet:
         old_names = self.wanted.old_names
         pair = {}
         for side in order_of(number):
-            turn = Turn(number, side)
-            if side == HEAD:
-                process = self._runner.run(turn, tests, attempt)
-            else:
-                names = tests and [under_other_name(test, old_names) for test in tests]
-                process = _under_new_names(self._runner.run(turn, names, attempt), old_names)
+            names = tests
+            if side == BASE and tests is not None:
+                names = [under_other_name(test, old_names) for test in tests]
+            process = self._runner.run(side, names, pair=number, attempt=attempt)
+            if side == BASE:
+                process = _under_new_names(process, old_names)
             self._check_device(process)
             self.processes.append(process)
             pair[side] = process

@@ -43,7 +43,6 @@ from pytest_gpumem.runs.processes import (
     BASE,
     HEAD,
     Processes,
-    Turn,
     for_a_run,
     pytest_command,
     running,
@@ -146,7 +145,7 @@ class Gate:
         sides = {BASE: side, HEAD: working_tree(Path.cwd())}
         try:
             with closing(Processes(sides, words, variables)) as processes:
-                process = processes.run(Turn(1, BASE), None)
+                process = processes.run(BASE)
             if process.error is not None:
                 raise UserError(f"{process.name} {process.error}")
             return _selection(file)

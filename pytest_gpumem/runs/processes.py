@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -239,19 +239,13 @@ class ForkServer:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-class Turn(NamedTuple):
-    """One process of an experiment."""
-
-    round: int  # number of its pair; with one side, the number of the process
-    side: str  # `BASE` or `HEAD`
-
-
 @dataclass
 class ProcessRecord:
     """The record of a process's run."""
 
-    turn: Turn
-    attempt: int  # 1, or more if it was repeated
+    side: str  # `BASE` or `HEAD`
+    pair: int = 1  # its number
+    attempt: int = 1  # more if it was repeated
     name: str = ""  # for messages, such as "base (revision main)"
     utc: str = ""  # when it was requested, ISO 8601
     seconds: float = 0.0
@@ -339,7 +333,13 @@ class Processes:
         self._temporary.cleanup()
 
     def run(
-        self, turn: Turn, tests: Sequence[str] | None, attempt: int = 1, *, name: str = ""
+        self,
+        side: str,
+        tests: Sequence[str] | None = None,
+        *,
+        pair: int = 1,
+        attempt: int = 1,
+        name: str = "",
     ) -> ProcessRecord:
         """Let a process measure, and wait for its end.
 
@@ -347,10 +347,9 @@ class Processes:
         `name`: for messages. Raises `UserError`: pytest did not accept its arguments or the
         device, or a side imported modules of the other.
         """
-        side = turn.side
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         name = name or f"{side} ({self._sides[side].title})"
-        record, words = ProcessRecord(turn, attempt, name, utc), dict[str, Any]()
+        record, words = ProcessRecord(side, pair, attempt, name, utc), dict[str, Any]()
         begun = time.perf_counter()
         if side not in self._parents:
             self._parents[side] = self._start(side, tests)

@@ -19,10 +19,9 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin.experiment_process import selected
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs import processes
-from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side
 
-TURN = Turn(3, HEAD)
 START = """
 import json, os, socket, sys
 job = json.loads(sys.argv[-1])
@@ -58,7 +57,7 @@ def played(made: Made) -> Played:
 
     def play(program: str, tests: list[str] | None = None, **named: Any) -> ProcessRecord:
         with closing(made(program)) as experiment:
-            return experiment.run(TURN, tests, **named)
+            return experiment.run(HEAD, tests, **named)
 
     return play
 
@@ -72,8 +71,8 @@ def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
     text = json.dumps(document(H100, [measured], {"budget": 1.0}))
     program = READY + "assert request == ['t.py::test_a']\nsay(finished='t.py::test_a')\n"
     program += f"say(results=json.loads({text!r}))\nsay(exit=0, strays=[])"
-    done = played(program, ["t.py::test_a"], attempt=2)
-    assert (done.turn, done.attempt, done.pid) == (TURN, 2, 7)
+    done = played(program, ["t.py::test_a"], pair=3, attempt=2)
+    assert (done.side, done.pair, done.attempt, done.pid) == (HEAD, 3, 2, 7)
     assert done.name == "head (working tree)"
     assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts) == (None, None, {}, {})
     assert done.finished == {"t.py::test_a"}
@@ -163,9 +162,9 @@ def test_a_process_that_hangs_is_ended_and_the_next_is_not_forked(
     with closing(made(READY + hangs)) as experiment:
         with monkeypatch.context() as patch:
             patch.setattr(processes, "WORK_SECONDS", 0.01)  # in place of an hour
-            first = experiment.run(TURN, None)
+            first = experiment.run(HEAD, None)
         assert first.error == "ended by SIGKILL: it printed nothing"
-        assert experiment.run(TURN, None).error is None
+        assert experiment.run(HEAD, None).error is None
 
 
 T = "test_x.py::TestIt::test_p"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from known_devices import H100
 from msgspec import structs
-from processes import SETTINGS, Answer, Players, process, row, sides
+from processes import SETTINGS, Answer, Players, Turn, process, row, sides
 
 from pytest_gpumem.commands.duet import duet_text, exit_code, to_json
 from pytest_gpumem.outcomes import Code, Outcome, UserError
@@ -20,7 +20,7 @@ from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs.duet import ATTEMPTS, Duet, order_of
 from pytest_gpumem.runs.pairs import RowFilter
-from pytest_gpumem.runs.processes import BASE, HEAD, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD
 
 A, B = "test_x.py::test_a", "test_x.py::test_b"
 SIMULATED = structs.replace(H100, simulated=True)
@@ -169,7 +169,7 @@ def test_a_throttled_pair_is_taken_again_and_then_undecided() -> None:
 
     result = play(always)
     assert outcomes(result) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
-    assert sum(one.turn == Turn(3, HEAD) for one in result.processes) == ATTEMPTS
+    assert sum((one.pair, one.side) == (3, HEAD) for one in result.processes) == ATTEMPTS
     assert "head, also when it was taken again: because" in result.rows[0].sentence
     assert exit_code(result, strict=False) == 0
     assert exit_code(result, strict=True) == 6
