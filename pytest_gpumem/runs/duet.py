@@ -165,11 +165,11 @@ class Duet:
 
     def _take(self, row: DuetRow, pair: Pair, *, last: bool) -> str | None:
         """Judge a row with a pair. Return why the pair is to be taken again, or None."""
-        trouble = pair.trouble(row.key)
-        if trouble is not None:
+        troubles = pair.troubles(row.key)
+        if troubles:
             if last:
-                self._end(row, pair, trouble)
-            return trouble.texts[0]
+                self._end(row, pair, troubles)
+            return _texts(troubles)[0]
         base, head = pair.base_rows[row.key], pair.head_rows[row.key]
         for side, measured in ((BASE, base), (HEAD, head)):
             if measured.verdict.code is Code.CONDITIONS:
@@ -182,10 +182,10 @@ class Duet:
         row.add(base, head, self.device)
         return None
 
-    def _end(self, row: DuetRow, pair: Pair, trouble: Trouble) -> None:
-        outcome, texts = None, list(trouble.texts)
+    def _end(self, row: DuetRow, pair: Pair, troubles: Troubles) -> None:
+        outcome, texts = None, _texts(troubles)
         in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
-        if trouble.in_head_alone:
+        if _fails_in_head_alone(troubles):
             outcome = Outcome.FAIL
         elif not in_base and row.key in pair.head_rows and _test_of(row.key, pair.base) is None:
             # The row may be another one of base under a new label.
@@ -212,9 +212,9 @@ class Duet:
             if key in pair.head_rows:
                 limits = self._limits_of(pair.head_rows[key])
             self._rows[key] = row = DuetRow(key, nodeid, limits)
-            trouble = pair.trouble(key)
-            if trouble is not None:
-                self._end(row, pair, trouble)
+            troubles = pair.troubles(key)
+            if troubles:
+                self._end(row, pair, troubles)
         if self.wanted.limits is None and pair.head.error is None:
             self._add_failures_without_rows(pair)
 
@@ -231,17 +231,14 @@ class Duet:
         """Add tests and files without a row that fail in head alone, such as by an import."""
         for nodeid in pair.head.outcomes:
             covered = any(covers(nodeid, key) for key in self._rows)
-            trouble = pair.trouble(nodeid)
-            if not covered and trouble is not None and trouble.in_head_alone:
+            troubles = pair.troubles(nodeid)
+            if not covered and _fails_in_head_alone(troubles):
                 row = self._rows[nodeid] = DuetRow(nodeid, nodeid)
-                row.end(Outcome.FAIL, trouble.texts[-1])
+                row.end(Outcome.FAIL, _texts(troubles)[-1])
 
 
-class Trouble(NamedTuple):
-    """Why a row of a pair cannot be compared."""
-
-    texts: list[str]  # "base: ...", "head: ..."
-    in_head_alone: bool  # head crashed, or its test failed by more than its limits; base did not
+Troubles = dict[str, tuple[str, bool]]
+"""By side, why it measured nothing of a row, and whether it crashed or its test failed."""
 
 
 class Pair(NamedTuple):
@@ -252,17 +249,22 @@ class Pair(NamedTuple):
     base_rows: Mapping[str, Row]
     head_rows: Mapping[str, Row]
 
-    def trouble(self, key: str) -> Trouble | None:
-        base = _nothing_of(key, self.base_rows.get(key), self.base)
-        head = _nothing_of(key, self.head_rows.get(key), self.head)
-        texts = []
-        if base is not None:
-            texts.append(f"base: {base[0]}")
-        if head is not None:
-            texts.append(f"head: {head[0]}")
-        base_fails = base is not None and base[1]
-        head_fails = head is not None and head[1]
-        return Trouble(texts, head_fails and not base_fails) if texts else None
+    def troubles(self, key: str) -> Troubles:
+        """Return why a row cannot be compared, whatever its conditions; empty if it can."""
+        troubles = {}
+        for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
+            nothing = _nothing_of(key, rows.get(key), process)
+            if nothing is not None:
+                troubles[process.side] = nothing
+        return troubles
+
+
+def _texts(troubles: Troubles) -> list[str]:
+    return [f"{side}: {why}" for side, (why, _) in troubles.items()]
+
+
+def _fails_in_head_alone(troubles: Troubles) -> bool:
+    return [side for side, (_, failed) in troubles.items() if failed] == [HEAD]
 
 
 def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str, bool] | None:
