@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -136,23 +136,24 @@ def _as_written(test: str, text: str) -> AcceptedChange:
 
 def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
     """Return by node id what the last run found. Raises `UserError`: nothing."""
-    rows, missing = _of_test(test, last)
+    selected = _of_test(test, last)
     changed: dict[str, list[AcceptedChange]] = {}
-    for row in rows:
-        for change in changes_of(row):
-            changed.setdefault(row.nodeid, []).append(change)
-    for omission in missing:
-        if omission.may_be_meant:
-            change = AcceptedChange(omission.key, "removed")
-            changed.setdefault(omission.nodeid, []).append(change)
+    for result in selected:
+        changes: Iterable[AcceptedChange] = ()
+        if isinstance(result, Row):
+            changes = changes_of(result)
+        elif result.may_be_meant:
+            changes = [AcceptedChange(result.key, "removed")]
+        for change in changes:
+            changed.setdefault(result.nodeid, []).append(change)
     if not changed:
-        raise UserError(f"{test}: {_why_nothing(rows, missing, last)}")
+        raise UserError(f"{test}: {_why_nothing(selected, last)}")
     return changed
 
 
 def _of_test(
     test: str, last: ResultFile, option: str = "", without: str | None = None
-) -> tuple[list[Row], list[Omission]]:
+) -> list[Row | Omission]:
     """Return what TEST selects of the last run. Raises `UserError`: nothing.
 
     Its hint is another name than `without`.
@@ -160,31 +161,27 @@ def _of_test(
     known: list[Row | Omission] = [*last.document.rows, *last.document.missing]
     selected = [row for row in known if test == row.key or selects(test, row.nodeid)]
     if not selected:
-        names = set[str]()
-        for row in known:
-            names |= {row.key, row.nodeid}
-        hint = did_you_mean(test, sorted(name for name in names if name != without))
+        names = {row.key for row in known} | {row.nodeid for row in known}
+        hint = did_you_mean(test, sorted(names - {without}))
         raise UserError(f"{option}{test}: no row of {last.path} belongs to it{hint}")
-    rows = [row for row in selected if isinstance(row, Row)]
-    missing = [omission for omission in selected if isinstance(omission, Omission)]
-    return rows, missing
+    return selected
 
 
-def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: ResultFile) -> str:
-    """Return why nothing of these rows and missing rows can be accepted."""
-    failed = any(omission.reason == ITS_TEST_FAILED for omission in missing)
-    limits = set[str]()
-    for row in rows:
-        limits.update(absolute_limits(row))
-        by_limits = any(result.limit for result in row.verdict.limits)
-        if row.test_error is True or (row.failed and not by_limits):
-            failed = True
+def _why_nothing(selected: Sequence[Row | Omission], last: ResultFile) -> str:
+    """Return why nothing of these results can be accepted."""
+    failed, limits = False, set[str]()
+    for result in selected:
+        if isinstance(result, Omission):
+            failed = failed or result.reason == ITS_TEST_FAILED
+            continue
+        limits.update(absolute_limits(result))
+        by_limits = any(of_limit.limit for of_limit in result.verdict.limits)
+        failed = failed or result.test_error is True or (result.failed and not by_limits)
     if failed:
         return "the test itself failed, which nobody can accept"
     if limits:
-        return (
-            f"{', '.join(sorted(limits))} of the test does not hold; change the limit in the test"
-        )
+        names = ", ".join(sorted(limits))
+        return f"{names} of the test does not hold; change the limit in the test"
     return f"{last.path} finds it neither slower nor lost: nothing to accept"
 
 
