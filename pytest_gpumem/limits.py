@@ -74,11 +74,10 @@ class Limit(NamedTuple):
 def _rate(value: Any) -> Demand:
     if not isinstance(value, str):  # a number without a unit could never fail a test
         raise refused(value, units.RATES_ACCEPTED, "is no text")
-    rate = units.parse_rate(value)
-    figure = rate if isinstance(rate, float) else rate.value
-    if figure == 0:
+    rate, of_peak = units.parse_rate(value)
+    if rate == 0:
         raise refused(value, units.RATES_ACCEPTED, "demands nothing")
-    return type(rate), (figure,)  # the device decides which of a rate and a share demands more
+    return of_peak, (rate,)  # the device decides which of a rate and a share demands more
 
 
 def _time(value: Any) -> Demand:

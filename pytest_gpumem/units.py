@@ -70,12 +70,6 @@ def refused(value: object, accepted: str, why: str = "is not understood") -> Qua
     return QuantityError(f"{value!r} {why}; accepted is {accepted}")
 
 
-class Share(NamedTuple):
-    """A bandwidth as a share of the device's theoretical peak."""
-
-    value: float  # 0.85 for "85% of peak"
-
-
 class Margin(NamedTuple):
     """An allowed slow-down or growth: `relative` x baseline + `absolute`."""
 
@@ -112,17 +106,17 @@ def parse_time(value: str | float) -> float:
     return _finite(value, TIMES_ACCEPTED, _quantity(value, _TIMES, TIMES_ACCEPTED) / 10**9)
 
 
-def parse_rate(value: str | float) -> float | Share:
-    """Return the bytes per second of a rate such as "2.4 TB/s", or the `Share` of "85% of peak"."""
+def parse_rate(value: str | float) -> tuple[float, bool]:
+    """Return bytes per second of "2.4 TB/s" and False, or the share of "85% of peak" and True."""
     if _is_number(value):
-        return _finite(value, RATES_ACCEPTED, value)
+        return _finite(value, RATES_ACCEPTED, value), False
     match = _match(rf"({_NUMBER})\s*%\s+of\s+peak", value)
     if match is None:
-        return _finite(value, RATES_ACCEPTED, _quantity(value, _RATES, RATES_ACCEPTED))
+        return _finite(value, RATES_ACCEPTED, _quantity(value, _RATES, RATES_ACCEPTED)), False
     share = float(match[1]) / 100
     if share > 1:
         raise refused(value, RATES_ACCEPTED, "is above the peak")
-    return Share(share)
+    return share, True
 
 
 def parse_share(value: str) -> float:

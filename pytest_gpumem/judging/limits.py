@@ -19,7 +19,6 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import L2_MULTIPLES, Limits, Measurement, NoShare
 from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import (
-    Share,
     format_rate,
     format_share,
     format_time,
@@ -90,17 +89,17 @@ def _max_latency(check: Check, measurement: Measurement) -> LimitResult:
 
 
 def _min_bandwidth(check: Check, measurement: Measurement, facts: DeviceFacts) -> LimitResult:
-    least, bandwidth = parse_rate(check.written), measurement.bandwidth
+    (least, of_peak), bandwidth = parse_rate(check.written), measurement.bandwidth
     if bandwidth is None:
         return check.never("the traffic is unknown (give `moved=`)")
     if not bandwidth:
         return check.never("a launch moves no bytes")
     origin = check.origin
-    if isinstance(least, Share):
+    if of_peak:
         why = no_share_text(measurement, facts)
         if why is not None:
             return check.never(f'{why}; give a rate such as "900 GB/s"')
-        least = least.value * facts.dram_peak
+        least *= facts.dram_peak
         origin = f"{check.written}, {origin}"
     limit = f"min_bandwidth {format_rate(least)} ({origin})"
     figure, distance = format_rate(bandwidth), bandwidth / least - 1

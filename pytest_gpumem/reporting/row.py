@@ -37,8 +37,8 @@ HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of a row."""
+class Cell:
+    """A figure of a row, in a table."""
 
     text: str  # with its unit
     value: float  # for sorting: seconds, bytes per second, bytes or a share
@@ -53,10 +53,10 @@ class RowView:
     verdict: str  # such as "PASS", "PASS, test failed"
     outcome: Outcome  # FAIL if the test failed, whatever the verdict
     simulated: bool
-    figures: dict[str, Figure] = field(default_factory=dict)  # by heading, those that are known
+    figures: dict[str, Cell] = field(default_factory=dict)  # by heading, those that are known
 
     def texts(self, headings: Iterable[str]) -> list[str]:
-        nothing = Figure("", 0.0)
+        nothing = Cell("", 0.0)
         return [self.figures.get(heading, nothing).text for heading in headings]
 
 
@@ -96,7 +96,7 @@ def verdict_text(row: Row) -> str:
     return row.verdict.outcome.word + (", test failed" if failed else "")
 
 
-def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Figure]:
+def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
     known = {}
     measurement = row.measurement
     if measurement is not None:
@@ -104,41 +104,41 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Figure]:
         bandwidth = measurement.asked_bandwidth or measurement.bandwidth
         # Where each access waits for the last, bytes per second mean nothing.
         if bandwidth and not measurement.accesses_per_launch:
-            known["bandwidth"] = Figure(format_rate(bandwidth), bandwidth)
+            known["bandwidth"] = Cell(format_rate(bandwidth), bandwidth)
             share = measurement.share_of_peak(facts)
             if measurement.asked_bandwidth is not None:
                 # Bytes that are requested repeatedly count once in a share: L2 would look slow.
-                known["bandwidth"] = Figure(f"{format_rate(bandwidth)} asked", bandwidth)
+                known["bandwidth"] = Cell(f"{format_rate(bandwidth)} asked", bandwidth)
             elif share is not None:
-                known["% of peak"] = Figure(f"{share * 100:.1f} %", share)
+                known["% of peak"] = Cell(f"{share * 100:.1f} %", share)
     if HOST in row.extra:
-        known["host"] = Figure(format_time(row.extra[HOST]), row.extra[HOST])
+        known["host"] = Cell(format_time(row.extra[HOST]), row.extra[HOST])
     delta, base = change_of(row), base_of(row)
     if delta is not None:
-        known["change"] = Figure(change(delta), delta)
+        known["change"] = Cell(change(delta), delta)
     if base is not None and measurement is not None:
         known["base"] = _latency(measurement, base)
     known.update(_memory(row, memory))
     return known
 
 
-def _latency(measurement: Measurement, seconds: float) -> Figure:
+def _latency(measurement: Measurement, seconds: float) -> Cell:
     if measurement.accesses_per_launch:
         access = seconds / measurement.accesses_per_launch
-        return Figure(f"{format_time(access)}/access", access)
-    return Figure(format_time(seconds), seconds)
+        return Cell(f"{format_time(access)}/access", access)
+    return Cell(format_time(seconds), seconds)
 
 
-def _memory(row: Row, every: bool) -> dict[str, Figure]:
+def _memory(row: Row, every: bool) -> dict[str, Cell]:
     """Peak and kept memory where limited or alone, and what is kept in any case."""
     footprint, limits, known = row.footprint, row.limits, {}
     if footprint is None or not footprint.watched:
         return {}
     limited = limits.max_peak is not None or limits.max_peak_regression is not None
     if every or limited or row.measurement is None:
-        known["peak memory"] = Figure(short_bytes(footprint.peak), footprint.peak)
+        known["peak memory"] = Cell(short_bytes(footprint.peak), footprint.peak)
     if footprint.ended and (footprint.kept > 0 or limits.max_kept is not None):
-        known["kept"] = Figure(short_bytes(footprint.kept), footprint.kept)
+        known["kept"] = Cell(short_bytes(footprint.kept), footprint.kept)
     return known
 
 
