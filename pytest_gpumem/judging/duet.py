@@ -39,9 +39,7 @@ class Pairs:
         """The interval that the verdict rests on; infinite for fewer than two pairs."""
         if len(self.log_ratios) < 2:
             return -math.inf, math.inf
-        mean = fmean(self.log_ratios)
-        low = mean - _reach(self.log_ratios, LOOK)
-        high = mean + _reach(self.log_ratios, _confidence_of_pass(len(self.log_ratios)))
+        low, high = _interval(self.log_ratios)
         return math.expm1(low), math.expm1(high)
 
 
@@ -50,28 +48,21 @@ def judge_pairs(log_ratios: Sequence[float], limit: float) -> Pairs:
     for look in LOOKS:
         if look > len(log_ratios):
             return Pairs(tuple(log_ratios), limit, None)
-        outcome = _look(log_ratios[:look], limit)
-        if outcome is not None:
-            return Pairs(tuple(log_ratios[:look]), limit, outcome)
+        seen = tuple(log_ratios[:look])
+        low, high = _interval(seen)
+        if low > limit:
+            return Pairs(seen, limit, Outcome.FAIL)
+        if high < limit:
+            return Pairs(seen, limit, Outcome.PASS)
     return Pairs(tuple(log_ratios), limit, Outcome.UNDECIDED)
 
 
-def _look(log_ratios: Sequence[float], limit: float) -> Outcome | None:
-    mean = fmean(log_ratios)
-    if mean - _reach(log_ratios, LOOK) > limit:
-        return Outcome.FAIL
-    if mean + _reach(log_ratios, _confidence_of_pass(len(log_ratios))) < limit:
-        return Outcome.PASS
-    return None
-
-
-def _reach(log_ratios: Sequence[float], confidence: float) -> float:
+def _interval(log_ratios: Sequence[float]) -> tuple[float, float]:
     pairs = len(log_ratios)
-    return quantile(confidence, pairs - 1) * stdev(log_ratios) / math.sqrt(pairs)
-
-
-def _confidence_of_pass(pairs: int) -> float:
-    return PASSES if pairs >= LOOKS[-1] else LOOK
+    mean, deviation = fmean(log_ratios), stdev(log_ratios)
+    passes = PASSES if pairs >= LOOKS[-1] else LOOK
+    low = mean - quantile(LOOK, pairs - 1) * deviation / math.sqrt(pairs)
+    return low, mean + quantile(passes, pairs - 1) * deviation / math.sqrt(pairs)
 
 
 PEAKS = 3
