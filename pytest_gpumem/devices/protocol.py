@@ -213,6 +213,9 @@ class DeviceMemory(Protocol):
 
 
 class Content(Protocol):
+    """The content of memory; and where the pages of managed memory lie, on a device with
+    `concurrentManagedAccess`."""
+
     @property
     def on_host(self) -> bool:
         """CuPy cannot compute any more."""
@@ -246,6 +249,15 @@ class Content(Protocol):
         |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all. NaN equals
         nothing. Raises `Unsupported` for elements that are no numbers."""
 
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None: ...
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        """Set or unset an advice for the device or the host, in no stream's order."""
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        """Drop the content: pages then move without being copied, and the next access has to write.
+        Raises `Unsupported` before CUDA 13."""
+
 
 class L2(Protocol):
     def set_aside(self) -> int:
@@ -261,19 +273,6 @@ class L2(Protocol):
 
     def reset_persisting(self) -> None:
         """Turn all persisting lines to normal, of whatever window."""
-
-
-class Managed(Protocol):
-    """Where the pages of managed memory lie, on a device with `concurrentManagedAccess`."""
-
-    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None: ...
-
-    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        """Set or unset an advice for the device or the host, in no stream's order."""
-
-    def discard(self, allocation: Allocation, stream: Stream) -> None:
-        """Drop the content: pages then move without being copied, and the next access has to write.
-        Raises `Unsupported` before CUDA 13."""
 
 
 class Span(NamedTuple):
@@ -337,7 +336,6 @@ class Device(Protocol):
     memory: DeviceMemory
     content: Content
     l2: L2
-    managed: Managed
     counters: Counters
     footprints: Footprints
 

@@ -123,7 +123,7 @@ class ManagedBuffer(Buffer):
             raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
         device, stream = self.device, self._arena.stream
         device.streams.synchronize()
-        device.managed.prefetch(self.allocation, place == "host", stream)
+        device.content.prefetch(self.allocation, place == "host", stream)
         device.streams.synchronize(stream)
 
     @on_its_device
@@ -136,7 +136,7 @@ class ManagedBuffer(Buffer):
         """
         device, stream = self.device, self._arena.stream
         device.streams.synchronize()
-        device.managed.discard(self.allocation, stream)
+        device.content.discard(self.allocation, stream)
         device.streams.synchronize(stream)
 
     def put_home(self, stream: Stream) -> None:
@@ -147,14 +147,14 @@ class ManagedBuffer(Buffer):
             device.streams.synchronize(stream)
             self._apply(alone)
         if self.goes_home:
-            device.managed.prefetch(self.allocation, self.home != "device", stream)
+            device.content.prefetch(self.allocation, self.home != "device", stream)
         if self._wanted.read_mostly:
             device.streams.synchronize(stream)
             self._apply(self._wanted)
         if self.home == "prefetched":
-            device.managed.prefetch(self.allocation, False, stream)  # may leave a copy on the host
+            device.content.prefetch(self.allocation, False, stream)  # may leave a copy on the host
         if self.discards:
-            device.managed.discard(self.allocation, stream)
+            device.content.discard(self.allocation, stream)
 
     @property
     def _in_force(self) -> BufferAdvice:
@@ -164,7 +164,7 @@ class ManagedBuffer(Buffer):
 
     def _apply(self, wanted: BufferAdvice) -> None:
         before, after = self._in_force.words, wanted.words
-        advise = self.device.managed.advise
+        advise = self.device.content.advise
         for advice, to_host in before:
             if (advice, to_host) not in after:
                 advise(self.allocation, advice, to_host, on=False)

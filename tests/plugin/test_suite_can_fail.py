@@ -26,7 +26,6 @@ from pytest_gpumem.devices.simulated.device import (
     SimulatedDevice,
     SimulatedKernels,
     SimulatedL2,
-    SimulatedManaged,
 )
 from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMemory
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
@@ -117,7 +116,7 @@ def pages_that_stay(patch: Patch) -> None:
         if not to_host:
             original(self, allocation, to_host, stream)
 
-    wrap(patch, SimulatedManaged, "prefetch", prefetch)
+    wrap(patch, SimulatedContent, "prefetch", prefetch)
 
 
 def pages_that_never_stay(patch: Patch) -> None:

@@ -1,22 +1,24 @@
-"""The content of memory. What `values` does with NumPy, kernels do here, bit for bit."""
+"""The content of memory, and where managed pages lie. What `values` does with NumPy, kernels do
+here, bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import cuda.bindings
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy
-from pytest_gpumem.devices.cuda import places
+from pytest_gpumem.devices.cuda import hints, places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import CONTENT_SOURCE, Compiler, KernelCall, fill, mismatch
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, CudaStream, check
 from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
 from pytest_gpumem.records.device import DeviceFacts
@@ -26,6 +28,12 @@ _FILL_BLOCKS_PER_SM = 32
 _MISMATCH_BLOCKS_PER_SM = 8
 _NONE = 2**64 - 1
 _WORKING_COPIES = 6  # times the bytes of arguments that a reference and a comparison may take
+_TOO_OLD = (
+    "cudaErrorNotSupported",
+    "cudaErrorCallRequiresNewerDriver",
+    "cudaErrorInsufficientDriver",
+)
+"""Errors of a driver without a call: of CUDA 12, or for a GPU that cannot do it."""
 _ANY = R.cudaMemcpyKind.cudaMemcpyDefault  # unified addressing tells the direction
 
 
@@ -39,10 +47,12 @@ def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Strea
 
 
 class CudaContent:
-    def __init__(self, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory) -> None:
+    def __init__(
+        self, index: int, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory
+    ) -> None:
+        self._index, self._facts = index, facts
         self._compiler = compiler
         self._memory = memory
-        self._sm_count = facts.sm_count
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         element, parts = values.plain_type(dtype)
@@ -66,7 +76,7 @@ class CudaContent:
     ) -> None:
         """Queue a kernel of `CONTENT_SOURCE` over `size` elements."""
         function = self._compiler.private(CONTENT_SOURCE, entry)
-        shape = LaunchShape(min(per_sm * self._sm_count, -(-size // _THREADS)), _THREADS)
+        shape = LaunchShape(min(per_sm * self._facts.sm_count, -(-size // _THREADS)), _THREADS)
         KernelCall(function, shape, arguments, f"launching {entry}").queue(stream)
 
     def fill_cycle(self, allocation: Allocation, stream: Stream) -> None:
@@ -144,6 +154,36 @@ class CudaContent:
             check(R.cudaDeviceSynchronize(), doing)
         else:
             places.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        nbytes = allocation.nbytes
+        result = hints.prefetch(allocation.address, nbytes, self._index, to_host, stream.handle)
+        check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        where = hints.location(self._index, to_host)  # which the driver ignores for ReadMostly
+        nbytes, number = allocation.nbytes, hints.advice_number(advice, on=on)
+        doing = "setting" if on else "unsetting"
+        check(
+            R.cudaMemAdvise(allocation.address, nbytes, number, where),
+            f"{doing} the advice {hints.driver_name(advice)} on {nbytes} bytes",
+        )
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        call = getattr(R, "cudaMemDiscardBatchAsync", None)
+        if call is None:
+            raise Unsupported(
+                f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: "
+                "discarding needs CUDA 13"
+            )
+        result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
+        if getattr(result[0], "name", "") in _TOO_OLD:
+            R.cudaGetLastError()
+            driver = self._facts.driver or "of unknown version"
+            raise Unsupported(
+                f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}"
+            )
+        check(result, f"discarding {allocation.nbytes} bytes")
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         if actual.size != expected.size:

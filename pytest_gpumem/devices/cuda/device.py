@@ -19,7 +19,7 @@ from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.facts import uuid_of
 from pytest_gpumem.devices.cuda.footprints import footprints, forget
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.hints import CudaL2, CudaManaged, launch_attribute
+from pytest_gpumem.devices.cuda.hints import CudaL2, launch_attribute
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.places import current_gpu, peer_access
 from pytest_gpumem.devices.cuda.streams import CudaStreams
@@ -89,11 +89,10 @@ class CudaDevice(Device):
         with context.current():
             compiler = Compiler(facts.compute_capability)
             self.memory = self._memory = CudaMemory(context, facts)
-            self.content = CudaContent(compiler, facts, self._memory)
+            self.content = CudaContent(index, compiler, facts, self._memory)
             self.streams = self._streams = CudaStreams(context, compiler, self._memory)
             self.kernels = CudaKernels(index, compiler)
             self.l2 = CudaL2(facts)
-            self.managed = CudaManaged(index, facts)
             self.counters = self._counters = CudaCounters(index)
             self.footprints = self._footprints = footprints(index)
             self._footprints.free_bytes = self._memory.free_without_ours

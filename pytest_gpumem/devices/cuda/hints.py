@@ -17,9 +17,7 @@ from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import (
     AccessProperty,
     Advice,
-    Allocation,
     Stream,
-    Unsupported,
     WindowSpec,
 )
 from pytest_gpumem.records.device import DeviceFacts
@@ -32,17 +30,6 @@ _OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)  # of
 
 _BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 _CPU = -1  # cudaCpuDeviceId
-_WORDS = {
-    Advice.READ_MOSTLY: "ReadMostly",
-    Advice.PREFERRED_LOCATION: "PreferredLocation",
-    Advice.ACCESSED_BY: "AccessedBy",
-}
-_TOO_OLD = (
-    "cudaErrorNotSupported",
-    "cudaErrorCallRequiresNewerDriver",
-    "cudaErrorInsufficientDriver",
-)
-"""Errors of a driver without a call: of CUDA 12, or for a GPU that cannot do it."""
 
 
 class CudaL2:
@@ -106,41 +93,6 @@ def unpacked(value: Any) -> WindowSpec | None:
     )
 
 
-class CudaManaged:
-    def __init__(self, index: int, facts: DeviceFacts) -> None:
-        self._index, self._facts = index, facts
-
-    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        nbytes = allocation.nbytes
-        result = prefetch(allocation.address, nbytes, self._index, to_host, stream.handle)
-        check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
-
-    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        where = location(self._index, to_host)  # which the driver ignores for ReadMostly
-        nbytes, number = allocation.nbytes, advice_number(advice, on=on)
-        doing = "setting" if on else "unsetting"
-        check(
-            R.cudaMemAdvise(allocation.address, nbytes, number, where),
-            f"{doing} the advice {_WORDS[advice]} on {nbytes} bytes",
-        )
-
-    def discard(self, allocation: Allocation, stream: Stream) -> None:
-        call = getattr(R, "cudaMemDiscardBatchAsync", None)
-        if call is None:
-            raise Unsupported(
-                f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: "
-                "discarding needs CUDA 13"
-            )
-        result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
-        if getattr(result[0], "name", "") in _TOO_OLD:
-            R.cudaGetLastError()
-            driver = self._facts.driver or "of unknown version"
-            raise Unsupported(
-                f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}"
-            )
-        check(result, f"discarding {allocation.nbytes} bytes")
-
-
 def malloc_managed(nbytes: int, doing: str) -> int:
     return int(check(R.cudaMallocManaged(nbytes, R.cudaMemAttachGlobal), doing))
 
@@ -167,4 +119,10 @@ def location(index: int, to_host: bool) -> Any:
 
 
 def advice_number(advice: Advice, *, on: bool) -> Any:
-    return getattr(R.cudaMemoryAdvise, f"cudaMemAdvise{'Set' if on else 'Unset'}{_WORDS[advice]}")
+    name = f"cudaMemAdvise{'Set' if on else 'Unset'}{driver_name(advice)}"
+    return getattr(R.cudaMemoryAdvise, name)
+
+
+def driver_name(advice: Advice) -> str:
+    """Such as "ReadMostly"."""
+    return advice.value.title().replace("_", "")

@@ -17,8 +17,6 @@ from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import (
-    Advice,
-    Allocation,
     Foreign,
     Launch,
     Span,
@@ -205,22 +203,6 @@ class SimulatedL2(Facet, protocol.L2):
         self._roofline.persisting = False
 
 
-class SimulatedManaged(Facet, protocol.Managed):
-    def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
-        self._timeline.forbid_capture("a prefetch cannot be captured")
-        engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
-        work = Operation(engine, partial(self._roofline.prefetch, allocation, to_host))
-        self._timeline.queue(stream, work, LAUNCH)
-
-    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        self._timeline.call()
-        self._roofline.pages[id(allocation)].advise(advice, to_host, on=on)
-
-    def discard(self, allocation: Allocation, stream: Any) -> None:
-        """Take the call, and keep the content."""
-        self._timeline.call(LAUNCH, "a discard cannot be captured")
-
-
 class SimulatedCounters(Facet, protocol.Counters):
     def pages(self, work: Callable[[], None]) -> PageCounts:
         self._roofline.page_log.take()
@@ -256,7 +238,6 @@ class SimulatedDevice(protocol.Device):
         self.content = SimulatedContent(timeline, roofline)
         self.kernels = SimulatedKernels(timeline, roofline, self.content)
         self.l2 = SimulatedL2(timeline, roofline)
-        self.managed = SimulatedManaged(timeline, roofline)
         self.counters = SimulatedCounters(timeline, roofline)
         self.footprints = Footprints(None, ())
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pytest_gpumem.devices import checks, protocol, values
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
-from pytest_gpumem.devices.protocol import Allocation, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import Facet, Operation, Timeline
@@ -253,6 +253,20 @@ class SimulatedContent(Facet, protocol.Content):
         array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         self._touched_by_host(allocation)
         memory[: array.nbytes] = array[: len(memory)]
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
+        self._timeline.forbid_capture("a prefetch cannot be captured")
+        engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
+        work = Operation(engine, partial(self._roofline.prefetch, allocation, to_host))
+        self._timeline.queue(stream, work, streams.LAUNCH)
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        self._timeline.call()
+        self._roofline.pages[id(allocation)].advise(advice, to_host, on=on)
+
+    def discard(self, allocation: Allocation, stream: Any) -> None:
+        """Take the call, and keep the content."""
+        self._timeline.call(streams.LAUNCH, "a discard cannot be captured")
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         left = np.ascontiguousarray(actual).reshape(-1)

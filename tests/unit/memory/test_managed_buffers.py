@@ -34,7 +34,7 @@ class Advising(CountedDevice):
                 f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}"
             )
 
-        self.before("managed.advise", advised)
+        self.before("content.advise", advised)
 
     def pages(self, buffer: ManagedBuffer) -> Pages:
         self.streams.synchronize()
@@ -86,8 +86,8 @@ def test_pages_move_and_content_goes_when_the_user_says_and_before_a_sample(
     device: Advising, memory: Memory
 ) -> None:
     done: list[str] = []
-    device.before("managed.prefetch", lambda _, host, __: done.append("host" if host else "device"))
-    device.before("managed.discard", lambda *_: done.append("discard"))
+    device.before("content.prefetch", lambda _, host, __: done.append("host" if host else "device"))
+    device.before("content.discard", lambda *_: done.append("discard"))
     buffer = memory.managed(N, discard=True)
     done.clear()
     buffer.prefetch("device")

@@ -55,7 +55,7 @@ def prefetches(device: CountedDevice) -> list[tuple[int, str]]:
     """Where pages are sent from now on: address and place."""
     sent: list[tuple[int, str]] = []
     device.before(
-        "managed.prefetch",
+        "content.prefetch",
         lambda pages, to_host, stream: sent.append(
             (pages.address, "host" if to_host else "device")
         ),

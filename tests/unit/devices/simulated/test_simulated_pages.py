@@ -42,10 +42,10 @@ class Managed:
         self.device.content.to_host(self.memory, "u1", 1)
 
     def prefetch(self, *, to_host: bool = False) -> None:
-        self.device.managed.prefetch(self.memory, to_host, self.stream)
+        self.device.content.prefetch(self.memory, to_host, self.stream)
 
     def advise(self, advice: Advice, *, to_host: bool, on: bool = True) -> None:
-        self.device.managed.advise(self.memory, advice, to_host, on=on)
+        self.device.content.advise(self.memory, advice, to_host, on=on)
 
 
 @pytest.fixture
@@ -91,6 +91,6 @@ def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) 
     launch = bench.bind(OVERWRITE, x=memory)
     bench.run(launch)
     resident = bench.time(launch)
-    bench.device.managed.prefetch(memory, True, bench.stream)
+    bench.device.content.prefetch(memory, True, bench.stream)
     lost = PAGES * sheet.fault + N / (sheet.migration_share * sheet.link_bandwidth)
     assert bench.time(launch) - resident == pytest.approx(lost, rel=0.1)
