@@ -15,10 +15,16 @@ from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
-from pytest_gpumem.plugin.exclusive import ExclusiveFeature, LockUnusable, lock_file
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
-from pytest_gpumem.plugin.isolation import Deadline, IsolationFeature, LeftoverFeature
+from pytest_gpumem.plugin.isolation import (
+    Deadline,
+    ExclusiveFeature,
+    IsolationFeature,
+    LeftoverFeature,
+    LockUnusable,
+    lock_file,
+)
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
 from pytest_gpumem.plugin.running import Feature, RunningHooks

@@ -13,8 +13,8 @@ from filelock import FileLock
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.plugin import exclusive as module
-from pytest_gpumem.plugin.exclusive import GpuBusy, LockUnusable, exclusive, lock_file
+from pytest_gpumem.plugin import isolation as module
+from pytest_gpumem.plugin.isolation import GpuBusy, LockUnusable, exclusive, lock_file
 
 FACTS = choose("sim:h100").facts
 GPU = replace(FACTS, uuid="GPU-1234")
