@@ -40,7 +40,7 @@ FAIL_OPENS = [
     (CORE, "(row.footprint.ended or name not in AT_THE_END)", "True"),
     (
         SESSION,
-        "            gpu.missing.extend(self._undecided(missing))\n",
+        "            gpu.missing.extend(self._expectations.discharged(complete=complete))\n",
         "            pass\n",
     ),
     # A status

@@ -21,6 +21,10 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
+from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.records.schema import device_to_json, document
+from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.row import HOST
 from pytest_gpumem.result_files import revision_of
 
@@ -108,23 +112,6 @@ def storage_folder(config: pytest.Config) -> Path:
     return Path(config.invocation_params.dir, folder)
 
 
-def leave_out(compared: dict[str, Any], key: str) -> list[str]:
-    """Take the entries of another GPU than that of `key` out of a saved run that pytest-benchmark
-    compares with, and return their full names. Its GPU leaves `machine_info`, which is of the host.
-    """
-    gpu = compared["gpu"] = compared.setdefault("machine_info", {}).pop("gpu", None)
-    if gpu is None or gpu.get("key") == key:
-        return []
-    of_the_host, names = [], []
-    for entry in compared["benchmarks"]:
-        if "gpumem" in entry.get("extra_info", {}):
-            names.append(entry["fullname"])
-        else:
-            of_the_host.append(entry)
-    compared["benchmarks"] = of_the_host
-    return names
-
-
 _TABLE_OPTION = re.compile(
     r"--benchmark-(columns|sort|group-by|name|time-unit|verbose|histogram|compare|compare-fail"
     r"|cprofile)(=|$)"
@@ -192,3 +179,70 @@ def _commit_info(config: pytest.Config) -> dict[str, Any]:
 def revision(config: pytest.Config) -> str | None:
     """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
     return revision_of(_commit_info(config))
+
+
+GPU_IDENTITY = (
+    "key",
+    "name",
+    "simulated",
+    "compute_capability",
+    "memory_bytes",
+    "ecc",
+    "mig_profile",
+    "driver",
+    "cuda",
+)
+"""Facts in pytest-benchmark's `machine_info`: others would make every two runs differ."""
+
+
+class BenchmarkFiles:
+    """Hooks of pytest-benchmark: files have the rows, and entries of one GPU are compared."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._other_gpu = ""  # of a saved run that pytest-benchmark compares with
+        self._left_out: set[str] = set()  # names of its entries
+
+    def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
+        """Leave the entries of another GPU out of a saved run."""
+        # The GPU leaves `machine_info`, which is of the host.
+        gpu = compared_benchmark.setdefault("machine_info", {}).pop("gpu", None)
+        compared_benchmark["gpu"] = gpu
+        if gpu is None or gpu.get("key") == self._session.facts.key:
+            return
+        of_the_host = []
+        for entry in compared_benchmark["benchmarks"]:
+            if "gpumem" in entry.get("extra_info", {}):
+                self._left_out.add(entry["fullname"])
+                self._other_gpu = str(gpu.get("key", "an unnamed GPU"))
+            else:
+                of_the_host.append(entry)
+        compared_benchmark["benchmarks"] = of_the_host
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        key = self._session.facts.key
+        for item in session.items if self._other_gpu else ():
+            if uses(item, BENCHMARK_FIXTURE) or f"{item.nodeid}[gpu]" in self._left_out:
+                raise pytest.UsageError(
+                    f"--benchmark-compare: the saved run is of {self._other_gpu}, this session's "
+                    f"device is {key}; results of different devices are not comparable. Give each "
+                    f"GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/{key}"
+                )
+
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        session = self._session
+        if len(session.rows) and "machine_info" in output_json:
+            facts = device_to_json(session.facts)
+            output_json["machine_info"]["gpu"] = {name: facts[name] for name in GPU_IDENTITY}
+        by_name = {(row.range_name, row.label): row for row in session.rows}
+        for entry in output_json.get("benchmarks", ()):  # a project may write its own JSON
+            gpumem = entry.get("extra_info", {}).get("gpumem")
+            if gpumem is None:
+                continue
+            # Since then the row may have been judged again.
+            row = by_name.get((gpumem["range"], gpumem.get("label", "")))
+            if row is not None:
+                gpumem.update(figures(row, session.facts))
+        output_json["gpumem"] = document(
+            session.facts, list(session.rows), session.settings.to_json(), session.missing
+        )

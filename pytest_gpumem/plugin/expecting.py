@@ -36,9 +36,19 @@ from pytest_gpumem.plugin.marks import (
 )
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_COLLECTED, ROW, TEST, Omission, selects
+from pytest_gpumem.records.row import (
+    ACCEPTED,
+    LOST,
+    NOT_COLLECTED,
+    ROW,
+    TEST,
+    UNJUDGED,
+    Omission,
+    selects,
+)
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.settings import (
     SELECTION,
@@ -218,7 +228,19 @@ class ExpectationFeature(Feature):
             why_gone = gpu.added.why_gone(missing.key)
             if missing.status == LOST and why_gone is not None:
                 missing = replace(missing, status=ACCEPTED, reason=why_gone)
-            yield missing
+            yield self._blameless(missing)
+
+    def _blameless(self, missing: Omission) -> Omission:
+        """What was not judged. Where a feature raised by mistake, no test is to blame."""
+        gpu, broken = self._session, ", ".join(self._session.broken)
+        reports = gpu.rows.tests.get(missing.nodeid)
+        ran = reports is not None and reports.end is not None
+        if missing.status not in (LOST, UNJUDGED) or not broken:
+            return missing
+        if not ran and VerdictFeature.name not in gpu.broken:
+            return missing
+        why = f"UNDECIDED: {broken} raised by mistake"
+        return replace(missing, status=UNJUDGED, reason=why)
 
     def _ended(self, nodeid: str, words: CommandLine, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""

@@ -7,41 +7,45 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.store import devices, untrusted
+from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.expectations import open_under_strict
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.options import BY_NAME
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.isolation import LeftoverFeature
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
-from pytest_gpumem.plugin.results import Results
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
+from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
-from pytest_gpumem.records.row import LOST, UNJUDGED, Omission
-from pytest_gpumem.revisions import trouble
-from pytest_gpumem.units import comparison_text
-
-GPU_IDENTITY = (
-    "key",
-    "name",
-    "simulated",
-    "compute_capability",
-    "memory_bytes",
-    "ecc",
-    "mig_profile",
-    "driver",
-    "cuda",
+from pytest_gpumem.records.row import ROW, TEST, Row
+from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.conclusion import (
+    Conclusion,
+    Run,
+    advice,
+    conclusion_lines,
+    failing_text,
 )
-"""Facts in pytest-benchmark's `machine_info`: others would make every two runs differ."""
+from pytest_gpumem.reporting.row import worst_first
+from pytest_gpumem.reporting.terminal import columns, header, missing_lines, profiled_lines
+from pytest_gpumem.revisions import trouble
+from pytest_gpumem.units import comparison_text, format_time
+
 _FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -61,10 +65,8 @@ class OutputFeature(Feature):
         self._session = session
         self._expectations, self._verdicts = expectations, verdicts
         self._leftovers, self._workers = leftovers, workers
-        # A worker shows nothing, and writes no file.
-        self._results = None if session.is_part else Results(session)
-        self._other_gpu = ""  # of a saved run that pytest-benchmark compares with
-        self._left_out: set[str] = set()  # names of its entries
+        if not session.is_part:  # a worker shows nothing, and writes no file
+            _check_files(session)
         session.config.add_cleanup(self._hush)  # after pytest has put back its hook
 
     # Around tests
@@ -81,16 +83,6 @@ class OutputFeature(Feature):
     def _range(self, item: pytest.Item, name: str) -> AbstractContextManager[None]:
         return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), name))
 
-    def selected(self, session: pytest.Session) -> None:
-        key = self._session.facts.key
-        for item in session.items if self._other_gpu else ():
-            if uses(item, BENCHMARK_FIXTURE) or f"{item.nodeid}[gpu]" in self._left_out:
-                raise pytest.UsageError(
-                    f"--benchmark-compare: the saved run is of {self._other_gpu}, this session's "
-                    f"device is {key}; results of different devices are not comparable. Give each "
-                    f"GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/{key}"
-                )
-
     # The end
 
     # Around that of pytest-benchmark, which was registered before: no file is written yet.
@@ -100,10 +92,10 @@ class OutputFeature(Feature):
         if self._leaves:
             atexit.register(_leave, session)
         failed = self._judge_the_end(session)
-        if self._results is None:
+        if self._session.is_part:
             self._workers.send()
         else:
-            self._finish(session, self._results, failed=failed)
+            self._finish(session, failed=failed)
         return (yield)
 
     def _judge_the_end(self, session: pytest.Session) -> bool:
@@ -121,15 +113,14 @@ class OutputFeature(Feature):
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         return False
 
-    def _finish(self, session: pytest.Session, results: Results, *, failed: bool) -> None:
+    def _finish(self, session: pytest.Session, *, failed: bool) -> None:
         """Find what is missing, write all files, and set the exit code."""
         gpu = self._session
         complete = session.exitstatus in (*_FINE, pytest.ExitCode.TESTS_FAILED)
         self._expectations.write_selection()
         # A profiler forbids verdicts.
         if not session.config.option.collectonly and not gpu.ranges.tool_attached():
-            missing = self._expectations.discharged(complete=complete)
-            gpu.missing.extend(self._undecided(missing))
+            gpu.missing.extend(self._expectations.discharged(complete=complete))
         for name, why in gpu.broken.items():
             gpu.remark(f"{name} raised by mistake, and what it was to judge is UNDECIDED: {why}")
         if gpu.in_gate or gpu.settings.save:
@@ -139,27 +130,15 @@ class OutputFeature(Feature):
         tests_failed = session.exitstatus == Exit.FAILED
         strict = gpu.settings.strict
         open_ = open_under_strict(gpu.missing)
-        written = results.write(complete=complete)
+        written = _write(gpu, complete=complete)
         if failed or (strict and open_) or not written:
             _fail(session)
         if gpu.broken and (strict or gpu.in_gate) and complete and not tests_failed:
             session.exitstatus = Exit.NO_VERDICT
         benchmarks = getattr(session.config, "_benchmarksession", None)
         if benchmarks is not None:
-            benchmarks.handle_saving = partial(_save, session, benchmarks.handle_saving, results)
-
-    def _undecided(self, missing: Iterable[Omission]) -> Iterator[Omission]:
-        """What was not judged. Where a feature raised by mistake, no test is to blame."""
-        broken = ", ".join(self._session.broken)
-        for omission in missing:
-            test = self._session.rows.tests.get(omission.nodeid)
-            ran = test is not None and test.end is not None
-            by_feature = broken and (ran or VerdictFeature.name in broken)
-            if by_feature and omission.status in (LOST, UNJUDGED):
-                why = f"UNDECIDED: {broken} raised by mistake"
-                yield replace(omission, status=UNJUDGED, reason=why)
-            else:
-                yield omission
+            save = partial(_save_benchmarks, session, benchmarks.handle_saving, gpu)
+            benchmarks.handle_saving = save
 
     @property
     def _leaves(self) -> bool:
@@ -182,8 +161,8 @@ class OutputFeature(Feature):
     def header(self, lines: Iterable[object]) -> Iterator[object]:
         """The session's lines in place of pytest-benchmark's, whose defaults hold for no GPU."""
         # pytest prints them from the last one on.
-        if self._results is not None:
-            yield [*self._workers.header(), *self._results.header()]
+        if not self._session.is_part:
+            yield [*self._workers.header(), *_header_lines(self._session)]
         for line in lines:
             is_benchmarks = str(line).startswith("benchmark: ")
             if not is_benchmarks or self._session.config.get_verbosity() > 0:
@@ -199,42 +178,11 @@ class OutputFeature(Feature):
             with entries.without_table(self._session.config, always=profiled):
                 return (yield)
         finally:  # also if pytest-benchmark's comparison ends in an error
-            if self._results is not None:
-                self._results.summarise(terminalreporter)
+            if not self._session.is_part:
+                _summarise(self._session, terminalreporter)
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         return comparison_text(left, op, right)
-
-    # pytest-benchmark
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
-        names = entries.leave_out(compared_benchmark, self._session.facts.key)
-        if names:
-            self._other_gpu = str(compared_benchmark["gpu"].get("key", "an unnamed GPU"))
-            self._left_out.update(names)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        from pytest_gpumem.records.schema import device_to_json, document
-        from pytest_gpumem.reporting.exports import figures
-
-        session = self._session
-        if len(session.rows) and "machine_info" in output_json:
-            facts = device_to_json(session.facts)
-            output_json["machine_info"]["gpu"] = {name: facts[name] for name in GPU_IDENTITY}
-        by_name = {(row.range_name, row.label): row for row in session.rows}
-        for entry in output_json.get("benchmarks", ()):  # a project may write its own JSON
-            gpumem = entry.get("extra_info", {}).get("gpumem")
-            if gpumem is None:
-                continue
-            # Since then the row may have been judged again.
-            row = by_name.get((gpumem["range"], gpumem.get("label", "")))
-            if row is not None:
-                gpumem.update(figures(row, session.facts))
-        output_json["gpumem"] = document(
-            session.facts, list(session.rows), session.settings.to_json(), session.missing
-        )
 
 
 def _fail(session: pytest.Session) -> None:
@@ -243,12 +191,12 @@ def _fail(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _save(session: pytest.Session, save: Callable[[], None], results: Results) -> None:
+def _save_benchmarks(session: pytest.Session, save: Callable[[], None], gpu: GpuSession) -> None:
     """In place of the method of pytest-benchmark: the summary and other files follow."""
     try:
         save()
     except OSError as error:
-        results.cannot_save(error)
+        _cannot_save(gpu, error)
         _fail(session)
 
 
@@ -262,3 +210,256 @@ def _leave(session: pytest.Session) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(int(session.exitstatus))
+
+
+# The results
+
+
+def _check_files(session: GpuSession) -> None:
+    """Raise `pytest.UsageError` if a file of the results cannot be written."""
+    files = {session.settings.origins.get("report"): _report_of(session)}
+    results = session.config.option.benchmark_json
+    if isinstance(results, (str, os.PathLike)):  # before pytest-benchmark 5.3 an open file
+        files["--benchmark-json"] = Path(session.config.invocation_params.dir, results)
+    for flag, path in files.items():
+        why = None if path is None else unwritable(path)
+        if why is not None:
+            raise pytest.UsageError(f"gpumem: {flag}: cannot write {path}: {why}")
+
+
+def _report_of(session: GpuSession) -> Path | None:
+    report = session.settings.report
+    if report is None:
+        return None
+    return Path(session.config.invocation_params.dir, Path(report).expanduser())
+
+
+def _header_lines(session: GpuSession) -> list[str]:
+    why, plan = session.chosen.fallback_reason, session.settings.to_json()
+    shown = []
+    for line in header(session.facts, plan, _baseline(session), fallback_reason=why):
+        shown += wrapped(line, columns(), indent="    ")
+    return shown
+
+
+def _baseline(session: GpuSession) -> str:
+    baseline, folder = session.baseline, session.config.invocation_params.dir
+    place = shown = session.store.place
+    if place.is_relative_to(folder):
+        shown = place.relative_to(folder)
+    if baseline.note is not None:
+        # Baselines of other devices, and processes that do not count, are a reason.
+        why = baseline.note if devices(place) else f"none in {shown}"
+        if not session.settings.save:
+            why += "; --gpumem-save --gpumem-processes 3 makes one"
+        return why
+    line = f"{counted(baseline.processes, 'process')} in {shown}"
+    revision = _newest_revision(baseline)
+    if revision is not None:
+        line += f", the newest of {revision}"
+    if baseline.left_out is not None:
+        line += f"; {baseline.left_out}"
+    return line
+
+
+def _write(session: GpuSession, *, complete: bool) -> bool:
+    """Save and write all files; False if that fails. `complete`: all its tests ran."""
+    anything = bool(len(session.rows) or session.missing)
+    written = True
+    if anything:
+        try:
+            path = entries.write_json(session.config)
+        except OSError as error:
+            _cannot_save(session, error)
+            written = False
+        else:
+            if path is not None:
+                statistics = "pytest-benchmark's own statistics are off or empty"
+                session.remark(f"wrote {path} ({statistics})")
+    if session.settings.save:
+        try:
+            for line in _save(session, complete=complete):
+                session.remark(f"--gpumem-save: {line}")
+        except UserError as error:
+            session.remark(f"--gpumem-save: {error}")
+            written = False
+    if session.config.option.collectonly:
+        return written
+    report = _report_of(session)
+    if report is not None and not _write_report(session, report):
+        written = False
+    if os.environ.get("GITHUB_STEP_SUMMARY") and anything and _announces(session):
+        from pytest_gpumem.reporting import github, markdown
+
+        failed = github.summarise(markdown.page(_run(session)), os.environ)
+        if failed is not None:
+            session.remark(failed)
+    return written
+
+
+def _cannot_save(session: GpuSession, error: OSError) -> None:
+    why = error.strerror or error
+    session.remark(f"pytest-benchmark cannot save its results: {why}")
+
+
+def _write_report(session: GpuSession, path: Path) -> bool:
+    if not len(session.rows):
+        session.remark(f"nothing was measured: {path} is not written")
+        return True
+    from pytest_gpumem.reporting import html
+
+    try:
+        write_whole(path, html.page(_run(session)))
+    except OSError as error:
+        session.remark(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
+        return False
+    if session.announces:  # a gate names its files
+        session.remark(f"--gpumem-report: wrote {path}")
+    return True
+
+
+def _announces(session: GpuSession) -> bool:
+    """True if verdicts are shown elsewhere: not under a profiler, nor in a gate's screen."""
+    return session.announces and not session.ranges.tool_attached()
+
+
+def _run(session: GpuSession) -> Run:
+    return Run(
+        rows=list(session.rows),
+        facts=session.facts,
+        settings=session.settings.to_json(),
+        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        revision=entries.revision(session.config),
+        past={row.key: session.baseline.past(row) for row in session.rows},
+        remarks=missing_lines(session.missing),
+        conclusion=_conclusion(session),
+    )
+
+
+def _summarise(session: GpuSession, writer: pytest.TerminalReporter) -> None:
+    """Print the results, the conclusion of a session that fails, and annotations."""
+    rows = rows_of_table(session)
+    lines: list[str] = []
+    if rows and session.ranges.tool_attached():
+        lines += profiled_lines(rows)
+    elif rows:
+        from pytest_gpumem.reporting.table import table
+
+        drawn = table(
+            rows,
+            session.facts,
+            width=columns(),
+            colour=writer._tw.hasmarkup,
+            every=writer.verbosity > 0,
+            saved=session.settings.save or session.in_gate,
+            memory=session.settings.footprint == "on",
+        )
+        lines += drawn.splitlines()
+    ledger = session.ledger
+    if ledger is not None and ledger.spent:  # workers keep accounts
+        spent, total = format_time(ledger.spent), format_time(ledger.total)
+        lines.append(f"budget: {spent} of {total} spent on measuring")
+    # Not wrapped: some end with a command to copy.
+    lines += [*missing_lines(session.missing), *session.remarks]
+    conclusion = _conclusion(session) if _announces(session) else None
+    if conclusion is not None:
+        lines += conclusion_lines(conclusion, columns())
+    if lines:
+        simulated = " (simulated)" if session.facts.simulated else ""
+        writer.ensure_newline()  # so that the section's heading has no blank line below
+        writer.section(f"gpumem: {printable(session.facts.name)}{simulated}")
+    for line in lines:  # pytest escapes all of a text that the output cannot encode
+        writer.write_line(printable(line) if "\x1b" not in line else line)
+    if os.environ.get("GITHUB_ACTIONS") == "true" and _announces(session):
+        from pytest_gpumem.reporting import github
+
+        places = github.places_of(session.config.rootpath, session.rows.places)
+        writer.ensure_newline()
+        for line in github.workflow_commands(session.rows, places):
+            writer.write_line(line)
+
+
+def _newest_revision(baseline: Baseline) -> str | None:
+    newest = max(
+        (runs[-1].process for runs in baseline.rows.values()),
+        key=lambda process: process.utc,
+        default=None,
+    )
+    if newest is None or newest.revision is None:
+        return None
+    commit, dash, dirty = newest.revision.partition("-")
+    return f"{commit[:10]}{dash}{dirty}"
+
+
+def _conclusion(session: GpuSession) -> Conclusion | None:
+    """The conclusion of a session that fails by its verdicts; None of any other."""
+    strict = session.settings.strict
+    failing = []
+    for row in session.rows:
+        if row.measured_something and is_failure(row.verdict, strict):
+            failing.append(row)
+    causes = []
+    if failing:
+        causes.append(failing_text(failing, rows_of_table(session)))
+    unjudged = open_under_strict(session.missing) if strict else []
+    if unjudged:
+        of_limits = not any(omission.what in (ROW, TEST) for omission in unjudged)
+        thing = "limit" if of_limits else "measurement"
+        causes.append(f"{counted(len(unjudged), thing)} not judged (--gpumem-strict)")
+    if not causes:
+        return None
+    steps: list[tuple[str, str]] = []
+    failing = worst_first(failing)
+    if failing:
+        accept, limits = list[str](), list[str]()
+        for row in failing:
+            limits += absolute_limits(row)
+            if any(changes_of(row)) and not accept:
+                accept.append(command(row))
+        steps = advice(_again(failing[0], session), accept, limits=limits)
+    code = Exit.NO_VERDICT if session.broken and not failing else Exit.FAILED
+    return Conclusion(code, causes, failing, session.missing, advice=steps)
+
+
+def _again(row: Row, session: GpuSession) -> list[str]:
+    config = session.config
+    words = ["pytest"]
+    for word in config.invocation_params.args:
+        if word not in (*config.option.file_or_dir, BY_NAME["save"].flag):
+            words.append(str(word))
+    return [*words, row.nodeid]
+
+
+def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
+    """Save the rows of a session; yield lines about it. Raises `UserError`."""
+    if not complete:
+        yield "the session was interrupted, nothing is stored"
+        return
+    # Of tests that failed before they measured anything, pytest reports the failure.
+    rows = [row for row in session.rows if row.measured_something]
+    if not rows:
+        yield "nothing was measured, nothing is stored"
+        return
+    fork = untrusted(os.environ)
+    if fork is not None:
+        yield f"nothing is stored of code that is not ours: {fork}"
+        return
+    revision = entries.revision(session.config)
+    saved = session.store.save(rows, revision, session.settings.mode, session.baseline)
+    if saved.path is not None:
+        stored = f"{saved.accepted} of {counted(len(rows), 'row')}"
+        yield f"{stored} stored in {session.store.place}"
+    elif saved.refused:
+        yield "no row is stored"
+    else:
+        full = counted(saved.full, "row")
+        yield f"nothing is stored: the reference of {full} is full, and nothing became faster"
+    changed = []
+    for row, why in saved.refused:
+        yield f"refused {row.key}: {why}"
+        # The session's last lines have the command for rows that fail.
+        if any(changes_of(row)) and not is_failure(row.verdict, session.settings.strict):
+            changed.append(row)
+    if changed:
+        more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
+        yield f"to accept a change on purpose: {command(changed[0])}{more}"

@@ -97,6 +97,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     plugins.register(RunningHooks(features, session.broken))
     plugins.register(Deadline(config), "gpumem-deadline")
     plugins.register(workers)
+    plugins.register(entries.BenchmarkFiles(session))
     for feature in features:
         plugins.register(feature, f"gpumem-{feature.name}")
 

@@ -16,7 +16,7 @@ import ssh_server
 from sessions import SIMULATED, Run, rows_in, stored_in
 
 from pytest_gpumem.devices import opening
-from pytest_gpumem.plugin import exclusive, start, workers
+from pytest_gpumem.plugin import isolation, start, workers
 from pytest_gpumem.plugin.workers import orders
 
 pytest.importorskip("xdist")
@@ -29,7 +29,7 @@ TWO_GPUS = """
     import pytest
     from msgspec import structs
     from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import exclusive, start
+    from pytest_gpumem.plugin import isolation, start
 
     simulated = opening.choose("sim")
     NAMES = {{"GPU-other": "another model"}}
@@ -43,7 +43,7 @@ TWO_GPUS = """
         return replace(simulated, facts=facts, gpus=gpus, alike=gpus)
 
     start.choose = choose
-    exclusive.PATIENCE = 0.0
+    isolation.PATIENCE = 0.0
 
     @pytest.fixture
     def holders(gpu_device):
@@ -75,7 +75,7 @@ class Seen:
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
-        for module, name in ((start, "choose"), (exclusive, "PATIENCE")):
+        for module, name in ((start, "choose"), (isolation, "PATIENCE")):
             # The conftest changes them for good: no simulated GPU has a UUID.
             monkeypatch.setattr(module, name, getattr(module, name))
         self._runtime = pytester.path / "runtime"
