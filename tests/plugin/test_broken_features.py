@@ -48,7 +48,7 @@ BROKEN = [
     ("footprints", "WaitFeature", "call", "enters"),
     ("isolation", "LeftoverFeature", "setup", "leaves"),
     ("isolation", "LeftoverFeature", "teardown", "enters"),
-    ("exclusive", "ExclusiveFeature", "test", "leaves"),
+    ("isolation", "ExclusiveFeature", "test", "leaves"),
     ("outputs", "OutputFeature", "setup", "enters"),
     ("verdicts", "VerdictFeature", "judge", "enters"),
     ("verdicts", "VerdictFeature", "test", "enters"),
