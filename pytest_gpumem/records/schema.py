@@ -37,15 +37,12 @@ _T = TypeVar("_T")
 
 
 class FileError(ValueError):
-    """A file that cannot be read, or holds something else; without the file's name."""
+    """A file that cannot be read, JSON of another schema, or a record that cannot be written, with
+    a value's path; without the file's name."""
 
     def __str__(self) -> str:
         """Return a single line."""
         return " ".join(super().__str__().split())
-
-
-class SchemaError(FileError):
-    """JSON that is not of this schema, or a record that cannot be written; with a value's path."""
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -71,7 +68,7 @@ def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
         _refuse_unplain(value, path)
         return converted(value, kind, path)
     except RecursionError:
-        raise SchemaError(f"{path}: nested too deeply") from None
+        raise FileError(f"{path}: nested too deeply") from None
 
 
 def converted(value: object, kind: type[_T], path: str = "$") -> _T:
@@ -79,9 +76,9 @@ def converted(value: object, kind: type[_T], path: str = "$") -> _T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise SchemaError(_located(str(error), value, path)) from None
+        raise FileError(_located(str(error), value, path)) from None
     except (OverflowError, UnicodeEncodeError) as error:
-        raise SchemaError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}") from None
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
@@ -128,18 +125,18 @@ def document_from_json(value: Any, path: str = "$") -> Document:
         written[f"rows[{index}].verdict.simulated"] = row.verdict.simulated
     for name, simulated in written.items():
         if simulated is not run.device.simulated:
-            raise SchemaError(f"{path}.{name}: contradicts {path}.device.simulated")
+            raise FileError(f"{path}.{name}: contradicts {path}.device.simulated")
     return run
 
 
 def check_schema(value: Any, reads: int, path: str = "$") -> None:
     """Refuse a file with another version of its layout, or with none."""
     if not isinstance(value, dict):
-        raise SchemaError(f"{path}: not a JSON object")
+        raise FileError(f"{path}: not a JSON object")
     version = value.get("schema")
     if version != reads:
         written = "missing" if version is None else repr(version)
-        raise SchemaError(f"{path}.schema: {written}; this version reads {reads}")
+        raise FileError(f"{path}.schema: {written}; this version reads {reads}")
 
 
 def _with_derived(record: Record, path: str) -> dict[str, Any]:
@@ -153,17 +150,17 @@ def _refuse_unplain(value: object, path: str) -> None:
     """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise SchemaError(f"{path}: {value!r} is not a finite number")
+            raise FileError(f"{path}: {value!r} is not a finite number")
     elif isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise SchemaError(f"{path}: key {key!r} is not a text")
+                raise FileError(f"{path}: key {key!r} is not a text")
             _refuse_unplain(inner, f"{path}.{key}")
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             _refuse_unplain(inner, f"{path}[{index}]")
     elif value is not None and not isinstance(value, (str, int, bool)):
-        raise SchemaError(f"{path}: {type(value).__name__} is not a JSON value")
+        raise FileError(f"{path}: {type(value).__name__} is not a JSON value")
 
 
 def _located(message: str, value: Any, path: str) -> str:

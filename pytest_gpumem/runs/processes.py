@@ -27,7 +27,7 @@ import pytest_gpumem
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document_from_json
+from pytest_gpumem.records.schema import FileError, document_from_json
 from pytest_gpumem.runs.worktree import LAST_CHARACTERS, Side, environment_of, moved_word
 from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
 
@@ -298,7 +298,7 @@ class ProcessRecord:
             return
         try:
             document = document_from_json(words["results"])
-        except SchemaError as error:
+        except FileError as error:
             raise UserError(
                 f"{self.name} wrote results of another version of this plugin: {error}"
             ) from None

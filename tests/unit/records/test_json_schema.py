@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from cases import naming
 
-from pytest_gpumem.records.schema import SchemaError, document, document_from_json
+from pytest_gpumem.records.schema import FileError, document, document_from_json
 
 ROOT = Path(__file__).parents[3]
 RECORD = ROOT / "ci" / "records" / "nvidia-h200" / "suite.json"
@@ -89,5 +89,5 @@ def test_the_schema_refuses_the_values_that_the_commands_refuse(
             broken = copy.deepcopy(recorded)
             change(broken["rows"][0]["measurement"])
             assert not jsonschema.Draft202012Validator(schema).is_valid(broken)
-            with pytest.raises(SchemaError):
+            with pytest.raises(FileError):
                 document_from_json(broken)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
+from pytest_gpumem.records.schema import FileError, from_plain, to_plain
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 KERNEL = Step(
@@ -39,7 +39,7 @@ def test_a_record_keeps_each_distinct_step_once_and_numbers_streams_by_first_use
 
 def test_an_edited_file_whose_launch_has_other_steps_is_refused() -> None:
     plain = to_plain(what_ran([COPY, KERNEL], {}))
-    with pytest.raises(SchemaError, match="names step 1 of 1"):
+    with pytest.raises(FileError, match="names step 1 of 1"):
         from_plain({**plain, "steps": plain["steps"][:1]}, WhatRan)
 
 

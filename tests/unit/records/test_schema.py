@@ -27,7 +27,7 @@ from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,
-    SchemaError,
+    FileError,
     document,
     document_from_json,
     row_from_json,
@@ -179,7 +179,7 @@ def test_missing_measurements_are_read_back_equal_and_older_files_have_none() ->
     assert document_from_json(written).missing == missing
     del written["missing"]
     assert document_from_json(written).missing == ()
-    with pytest.raises(SchemaError, match=r"\$\.missing\[0\]\.status"):
+    with pytest.raises(FileError, match=r"\$\.missing\[0\]\.status"):
         document_from_json(
             {**written, "missing": [{"nodeid": "a", "label": "", "status": "gone", "reason": ""}]}
         )
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_with_its_path() -> None:
         (["measurement", "conditions"], [], r"\$\.measurement\.conditions: "),
     ]
     for path, value, where in cases:
-        with naming(path, value, where), pytest.raises(SchemaError, match=where):
+        with naming(path, value, where), pytest.raises(FileError, match=where):
             row_from_json(changed(path, value))
 
 
@@ -238,7 +238,7 @@ def test_a_missing_field_is_refused() -> None:
         with naming(key):
             written = row_to_json(ROW)
             del written[key]
-            with pytest.raises(SchemaError, match=rf"\$: Object missing required field `{key}`"):
+            with pytest.raises(FileError, match=rf"\$: Object missing required field `{key}`"):
                 row_from_json(written)
 
 
@@ -249,7 +249,7 @@ def test_what_could_not_be_read_is_not_written() -> None:
         replace(MEASURED, floor=math.inf),
         replace(MEASURED, half_width=math.nan),
     ]:
-        with naming(measurement), pytest.raises(SchemaError, match=r"\$\.measurement"):
+        with naming(measurement), pytest.raises(FileError, match=r"\$\.measurement"):
             row_to_json(replace(ROW, measurement=measurement))
 
 
@@ -265,13 +265,13 @@ def test_a_document_that_does_not_fit_is_refused() -> None:
     for key, value, where in cases:
         with naming(key, value, where):
             written = {**document(H100, [ROW], {}), key: value}
-            with pytest.raises(SchemaError, match=where):
+            with pytest.raises(FileError, match=where):
                 document_from_json(json.loads(json.dumps(written)))
 
 
 def test_a_simulated_row_among_real_ones_is_refused() -> None:
     mixed = document(H100, [ROW, replace(ROW, verdict=replace(ROW.verdict, simulated=True))], {})
-    with pytest.raises(SchemaError, match=r"\$\.rows\[1\]\.verdict\.simulated"):
+    with pytest.raises(FileError, match=r"\$\.rows\[1\]\.verdict\.simulated"):
         document_from_json(mixed)
 
 
@@ -301,7 +301,7 @@ WRITTEN = json.loads(json.dumps(document(H100, [ROW], {"mode": "hot"})))
 @given(st.sampled_from([p for p in _places(WRITTEN) if p]), json_values)
 @settings(max_examples=60)
 def test_junk_anywhere_is_refused_or_readable(path: tuple[Any, ...], junk: Any) -> None:
-    """Whatever stands in a file: either a `SchemaError`, or a document that can be written again."""
+    """Whatever stands in a file: either a `FileError`, or a document that can be written again."""
     spoilt = copy.deepcopy(WRITTEN)
     place = spoilt
     for step in path[:-1]:
@@ -309,7 +309,7 @@ def test_junk_anywhere_is_refused_or_readable(path: tuple[Any, ...], junk: Any) 
     place[path[-1]] = junk
     try:
         read = document_from_json(spoilt)
-    except SchemaError as error:
+    except FileError as error:
         assert str(error).startswith("$")  # noqa: PT017
     else:
         json.dumps(document(read.device, read.rows, {}), allow_nan=False)
