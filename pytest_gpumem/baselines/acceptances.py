@@ -259,16 +259,10 @@ def _measured(row: Row, limit: str) -> str | None:
 def _slow_down(row: Row) -> str | None:
     """Return the measured slow-down, rounded up, with the limit on top, so that a duet decides."""
     verdict, written = row.verdict, row.limits.max_regression
-    if written is None or row.measurement is None:
-        return None
-    if verdict.paired is not None:
-        change = verdict.paired.change
-    elif verdict.comparison is not None:
-        change = verdict.comparison.delta
-    else:
+    if written is None or row.measurement is None or verdict.change is None:
         return None
     limit = parse_margin(written).over(row.measurement.latency)
-    change = (1 + change) * (1 + limit) - 1
+    change = (1 + verdict.change) * (1 + limit) - 1
     return f"{math.ceil(max(change, 0.0) * 1e4 - 1e-6) / 100:g}%"
 
 

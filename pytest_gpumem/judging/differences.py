@@ -80,9 +80,7 @@ def _declared(base: Measurement, head: Measurement) -> Iterator[Difference]:
 
 
 def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
-    if base.migrations is None or head.migrations is None:
-        return
-    was, now = base.migrations.launch, head.migrations.launch
+    was, now = base.pages, head.pages
     if was is None or now is None:
         return
     counts = (

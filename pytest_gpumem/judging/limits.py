@@ -178,12 +178,11 @@ def exact_count(measurement: Measurement, name: str) -> int | str:
             count: int = getattr(ran, COUNTS[name][0])
             return count
         return (ran.not_watched if ran is not None else None) or "no launch was watched"
-    pages = measurement.migrations
-    if pages is None:
+    if measurement.migrations is None:
         return "no counting pass was taken"
-    if pages.launch is None:
-        return str(pages.not_counted)
-    of_pages: int = getattr(pages.launch, COUNTS[name][0])
+    if measurement.pages is None:
+        return str(measurement.migrations.not_counted)
+    of_pages: int = getattr(measurement.pages, COUNTS[name][0])
     return of_pages
 
 
@@ -194,8 +193,10 @@ def _count(
     if isinstance(count, str):
         return check.not_judged(count, Code.CONDITIONS)
     figure = _count_text(check.name, count)
-    if check.name == "max_migrated":
-        figure += _causes(measurement)
+    if check.name == "max_migrated" and measurement.pages is not None:
+        causes = measurement.pages.causes.items()
+        parts = [f"{cause} {short_bytes(nbytes)}" for cause, nbytes in causes if nbytes]
+        figure += f" ({', '.join(parts)})" if parts else ""
     counts = []
     for run in past:
         then = exact_count(run, check.name)
@@ -211,16 +212,6 @@ def _count_text(name: str, count: int) -> str:
     if LIMITS[name].metavar == "BYTES":
         return f"{short_bytes(count)} {word} in a launch"
     return f"{counted(count, word)} in a launch"
-
-
-def _causes(measurement: Measurement) -> str:
-    if measurement.migrations is None or measurement.migrations.launch is None:
-        return ""
-    causes = []
-    for cause, nbytes in measurement.migrations.launch.causes.items():
-        if nbytes:
-            causes.append(f"{cause} {short_bytes(nbytes)}")
-    return f" ({', '.join(causes)})" if causes else ""
 
 
 JUDGED = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)

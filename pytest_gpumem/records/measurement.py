@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType, field
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.record import (
     Bytes,
     Count,
@@ -286,6 +286,11 @@ class Measurement(Record, frozen=True, dict=True):
         """Seconds of a launch: the mean over placements of each placement's median, without
         exceptional placements under a window."""
         return statistics.fmean(self.counting)
+
+    @property
+    def pages(self) -> PageCounts | None:
+        """Page faults and migrations of a launch, where they were counted."""
+        return None if self.migrations is None else self.migrations.launch
 
     @property
     def latency_per_access(self) -> float | None:

@@ -86,6 +86,13 @@ class Verdict(Record, frozen=True):
     ] = ()  # Names of limits that do not hold, by a change that somebody accepted
     paired: PairedChange | None = None  # What a duet measured; None without a duet
 
+    @property
+    def change(self) -> float | None:
+        """The change of the latency as a share: of a duet, else against the reference."""
+        if self.paired is not None:
+            return self.paired.change
+        return None if self.comparison is None else self.comparison.delta
+
 
 class Row(Record, frozen=True):
     """One row of the table and of the JSON."""

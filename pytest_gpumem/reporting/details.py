@@ -16,7 +16,7 @@ from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging
-from pytest_gpumem.reporting.row import base_of, broken_limits, change_of, mark, why_lines
+from pytest_gpumem.reporting.row import base_of, broken_limits, mark, why_lines
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes
@@ -31,7 +31,7 @@ def details(row: Row, facts: DeviceFacts) -> Details:
         if written is not None:
             origin = row.limits.origin.get(name, "origin unknown")
             yield "limit", f"{name} {written} ({origin})"
-    delta, base = change_of(row), base_of(row)
+    delta, base = row.verdict.change, base_of(row)
     if delta is not None:
         was = f" from {format_time(base)}" if base is not None else ""
         yield "change", f"{change(delta)}{was}"

@@ -113,7 +113,7 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
                 known["% of peak"] = Cell(f"{share * 100:.1f} %", share)
     if HOST in row.extra:
         known["host"] = Cell(format_time(row.extra[HOST]), row.extra[HOST])
-    delta, base = change_of(row), base_of(row)
+    delta, base = row.verdict.change, base_of(row)
     if delta is not None:
         known["change"] = Cell(change(delta), delta)
     if base is not None and measurement is not None:
@@ -142,17 +142,9 @@ def _memory(row: Row, every: bool) -> dict[str, Cell]:
     return known
 
 
-def change_of(row: Row) -> float | None:
-    """The change of the latency as a share: of a duet, else against the reference."""
-    if row.verdict.paired is not None:
-        return row.verdict.paired.change
-    comparison = row.verdict.comparison
-    return None if comparison is None else comparison.delta
-
-
 def base_of(row: Row) -> float | None:
     """Seconds of what the change of a row is against."""
-    delta = change_of(row)
+    delta = row.verdict.change
     # A damaged file may have a change of -1 or less.
     if row.measurement is None or delta is None or delta <= -1:
         return None
@@ -176,9 +168,8 @@ def exact_figures(row: Row) -> dict[str, int]:
         known["waits"] = footprint.waits.count
     if measurement is not None and measurement.moved_bytes is not None:
         known["moved_bytes"] = measurement.moved_bytes.total
-    migrations = None if measurement is None else measurement.migrations
-    if migrations is not None and migrations.launch is not None:
-        pages = migrations.launch
+    if measurement is not None and measurement.pages is not None:
+        pages = measurement.pages
         known |= {"gpu_page_faults": pages.gpu_faults, "cpu_page_faults": pages.cpu_faults}
         known["migrated_bytes"] = pages.migrated
     return known
@@ -199,7 +190,7 @@ def attention(row: Row) -> int:
 def worst_first(rows: Iterable[Row]) -> list[Row]:
 
     def rank(row: Row) -> tuple[int, int, float]:
-        return attention(row), row.verdict.outcome.rank, -(change_of(row) or 0.0)
+        return attention(row), row.verdict.outcome.rank, -(row.verdict.change or 0.0)
 
     return sorted(rows, key=rank)
 
