@@ -272,6 +272,7 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
             {},
             "dot gives one sum for each 32768 bytes of a: sums needs 4 elements, it has 3",
         ),
+        ("copy", sized(c=0, a=0), {}, "c is empty"),
         (
             "stride_copy",
             EIGHT,

@@ -118,6 +118,7 @@ def test_a_table_has_its_columns_and_cuts_no_name(facts: DeviceFacts, make_row: 
         assert text.splitlines()[-1] == "4 rows (simulated): 1 FAIL, 3 PASS", width
         coloured = table(rows, facts, width=width, colour=True)
         assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text, width
+        assert re.search(r"\x1b\[[\d;]*31m[^\x1b]*FAIL", coloured), width
 
 
 def test_what_leaves_rows_open_is_said_once_with_what_decides(

@@ -95,6 +95,20 @@ def test_a_shallow_clone_knows_less(repository: Repository, tmp_path: Path) -> N
     assert (found.base, found.unknown) == (frozenset({second}), frozenset({first}))
 
 
+def test_without_a_common_history_a_shallow_clone_is_said(
+    repository: Repository, tmp_path: Path
+) -> None:
+    repository.commit("first")
+    repository.git("checkout", "-q", "--orphan", "feature")
+    repository.commit("other")
+    with pytest.raises(RevisionError, match=r"^HEAD and 'main' have no history in common$"):
+        ancestry("main", set(), repository.folder)
+    shallow = ("--depth", "1", "--no-single-branch")
+    repository.git("clone", "-q", *shallow, repository.folder.as_uri(), str(tmp_path / "shallow"))
+    with pytest.raises(RevisionError, match=r"\(this clone is shallow: fetch its history\)$"):
+        ancestry("origin/main", set(), tmp_path / "shallow")
+
+
 def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(RevisionError, match="is no commit of"):
