@@ -18,6 +18,7 @@ from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.outcomes import EXIT_CODES, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.terminal import columns, wants_colour
 from pytest_gpumem.units import QuantityError, parse_margin
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -143,6 +144,4 @@ def log(line: str) -> None:
 
 def terminal() -> tuple[int, bool]:
     """Columns of standard output, and whether it takes colour."""
-    from pytest_gpumem.reporting.terminal import columns, wants_colour
-
     return columns(), wants_colour(sys.stdout, os.environ)

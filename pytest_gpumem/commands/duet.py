@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -33,18 +33,16 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.result_files import load_results
+from pytest_gpumem.runs.duet import Duet
+from pytest_gpumem.runs.pairs import DuetRow, RowFilter
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
+from pytest_gpumem.runs.worktree import Side, two_sides
 from pytest_gpumem.units import format_time
-
-if TYPE_CHECKING:
-    from pytest_gpumem.records.row import Row
-    from pytest_gpumem.runs.duet import Duet
-    from pytest_gpumem.runs.pairs import DuetRow, RowFilter
-    from pytest_gpumem.runs.processes import ProcessRecord
-    from pytest_gpumem.runs.worktree import Side
 
 SCHEMA = 4  # version of the document's layout
 HEADINGS = ("base", "head", "change", "from", "to", "pairs")
@@ -98,10 +96,6 @@ def duet(
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
-    from pytest_gpumem.runs.pairs import RowFilter
-    from pytest_gpumem.runs.processes import BASE, HEAD
-    from pytest_gpumem.runs.worktree import two_sides
-
     refuse(pytest_arguments, REFUSED)
     if tests and flagged is not None:
         raise click.UsageError("--test and --flagged exclude each other.")
@@ -162,9 +156,6 @@ def play(
     `evidence`: record what a launch runs, for the causes of a slow-down. Other arguments are those
     of the command. Raises `UserError`: it cannot be played as it was requested.
     """
-    from pytest_gpumem.runs.duet import Duet
-    from pytest_gpumem.runs.processes import BASE, HEAD, Processes
-
     begun = time.monotonic()
     log(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
     stopped = False

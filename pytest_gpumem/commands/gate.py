@@ -10,10 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
+from pytest_gpumem.baselines.acceptances import (
+    Acceptances,
+    absolute_limits,
+    acceptances,
+    changes_of,
+)
 from pytest_gpumem.commands import (
     base_python_option,
     examples,
@@ -32,15 +38,25 @@ from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
+from pytest_gpumem.records.schema import document as to_document
+from pytest_gpumem.reporting import html, markdown
+from pytest_gpumem.reporting.conclusion import (
+    Conclusion,
+    Run,
+    advice,
+    conclusion_lines,
+    failing_rows,
+    renamed,
+)
+from pytest_gpumem.reporting.exports import figures
+from pytest_gpumem.reporting.github import summarise, workflow_commands
+from pytest_gpumem.reporting.terminal import counts_text
 from pytest_gpumem.revisions import ancestry
-
-if TYPE_CHECKING:
-    from pytest_gpumem.baselines.acceptances import Acceptances
-    from pytest_gpumem.reporting.conclusion import Conclusion
-    from pytest_gpumem.runs.duet import Duet
-    from pytest_gpumem.runs.gate import Gate
-    from pytest_gpumem.runs.pairs import RowFilter
-    from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.runs.duet import Duet, rounded_duration
+from pytest_gpumem.runs.gate import Gate
+from pytest_gpumem.runs.pairs import PEAK, RowFilter
+from pytest_gpumem.runs.processes import BASE, HEAD
+from pytest_gpumem.runs.worktree import Side, commit_of, working_tree
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT = "results.json", "junit.xml"
@@ -103,11 +119,6 @@ def gate(
     revision of the reference. Writes results, a report and a Markdown summary into a folder, and
     under GitHub Actions the job's summary and annotations.
     """
-    from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
-    from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-    from pytest_gpumem.runs.gate import Gate
-    from pytest_gpumem.runs.worktree import commit_of
-
     of_output = dict.fromkeys(
         ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"),
         f"the gate writes into {output}; see --output",
@@ -163,10 +174,6 @@ def _log(sentence: str) -> None:
 def _play(
     output: Path, arguments: Sequence[str], side: Side, wanted: RowFilter, about: str
 ) -> Duet:
-    from pytest_gpumem.runs.pairs import PEAK
-    from pytest_gpumem.runs.processes import BASE, HEAD
-    from pytest_gpumem.runs.worktree import working_tree
-
     limits = (wanted.limits or {}).values()
     if any(getattr(of_row, PEAK) is not None for of_row in limits):
         arguments = [*arguments, "--gpumem-footprint=on"]  # also where BASE has no such limit
@@ -197,10 +204,6 @@ def _prepare(output: Path) -> None:
 
 def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     """Write results, report and summary with the verdicts of the gate."""
-    from pytest_gpumem.reporting import html, markdown
-    from pytest_gpumem.reporting.conclusion import Run, conclusion_lines
-    from pytest_gpumem.reporting.github import summarise, workflow_commands
-
     results = gate.results
     if results is None:
         lines = [*conclusion.remarks, *conclusion_lines(conclusion, markdown.WIDTH)]
@@ -231,9 +234,6 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
 
 def _write_results(path: Path, document: Document, conclusion: Conclusion) -> None:
     """Write the verdicts of the gate into the results of its session."""
-    from pytest_gpumem.records.schema import document as to_document
-    from pytest_gpumem.reporting.exports import figures
-
     value = json.loads(path.read_bytes())
     rows, missing = conclusion.rows, conclusion.missing
     value["gpumem"] |= to_document(document.device, rows, document.settings, missing)
@@ -252,9 +252,6 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
 
 def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[tuple[str, str]]:
     """How to repeat, repair and accept what makes a gate red; nothing for another end."""
-    from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of
-    from pytest_gpumem.reporting.conclusion import advice, failing_rows, renamed
-
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
@@ -304,10 +301,6 @@ def _repeat(gate: Gate, row: Row) -> list[str]:
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:
-    from pytest_gpumem.reporting.conclusion import conclusion_lines
-    from pytest_gpumem.reporting.terminal import counts_text
-    from pytest_gpumem.runs.duet import rounded_duration
-
     written = [name for name in FILES if (output / name).exists()]
     if written:
         _log(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}")

@@ -12,6 +12,7 @@ from pytest_gpumem.commands import examples, file_option, write_named
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.exports import as_csv, as_json
+from pytest_gpumem.reporting.html import page
 from pytest_gpumem.result_files import load_results
 
 FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "json": as_json})
@@ -37,8 +38,6 @@ def report(results: Path, output: Path | None, **files: Path | None) -> None:
     The page is one file that loads nothing else: summary, verdicts, plots, and every test with its
     samples, placements and conditions.
     """
-    from pytest_gpumem.reporting.html import page
-
     if results.is_dir():
         raise UserError(
             f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem"
