@@ -123,7 +123,7 @@ class MemoryKind(str, Enum):
 
 def is_mapped(address: int, proc: Path = _PROC) -> bool:
     """True if an address lies in mapped memory (proc(5), /proc/pid/maps)."""
-    # Address space that a driver has reserved and that nobody can read is no memory yet.
+    # Address space that nobody can read is reserved by a driver.
     return _mapping(address, proc).partition(" ")[2].startswith("r")
 
 
@@ -144,11 +144,11 @@ class Advice(str, Enum):
     """A hint on the use of managed memory (CUDA C++ Programming Guide, Data Usage Hints)."""
 
     READ_MOSTLY = "read_mostly"
-    """Each reader gets a copy, and a write drops the other copies. This advice has no place."""
+    """Each reader gets a copy, and a write drops the others. This advice has no place."""
     PREFERRED_LOCATION = "preferred_location"
     """Pages stay at this place where they can, and are mapped from elsewhere."""
     ACCESSED_BY = "accessed_by"
-    """This place has the pages mapped wherever they are, so that its accesses do not fault."""
+    """This place has the pages mapped wherever they are: its accesses do not fault."""
 
 
 @dataclass(eq=False)

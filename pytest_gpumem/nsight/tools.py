@@ -125,8 +125,8 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 # Command lines
 
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
-"""Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an
-escape, so the point before `measure` matches any character."""
+"""Filter of `--nvtx-include` for measured launches. ncu reads a backslash as an escape, so the
+point before `measure` matches any character."""
 
 
 def _defaults(options: Sequence[str], chosen: Sequence[str]) -> list[str]:

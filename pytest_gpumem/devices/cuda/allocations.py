@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -43,16 +43,14 @@ RESERVE = 256 * 2**20
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
 _SMALL_ALIGNMENT = 512
-# share of a scattered region that stays empty, so that places are random and not only their order
-_ROOM = 0.25
+_ROOM = 0.25  # share of a region that stays empty, so that places are random, not only the order
 _LEAST_ROOM = 64 * 2**20
 SCRUB_RATE = 250e9
 """Assumed rate at which the driver scrubs freed device memory, in bytes per second."""
 SCRUB_SHARE = 0.075
 """The same as a share of the peak bandwidth, where that gives less, as on smaller cards."""
-# a region is kept for the next scatter if it takes no more than this part of the device's memory
-_SPARE_SHARE = 3
-_LEAST_REGION = 20 * 2**30  # bytes of a region: the next, larger set of buffers finds room in it
+_SPARE_SHARE = 3  # a region is kept if it takes no more than this part of the device's memory
+_LEAST_REGION = 20 * 2**30  # bytes of a region: a larger set of buffers finds room in it
 _LEAST_SHARE = 5
 """Such a region takes no more than this part of the memory, and stays beside other libraries."""
 _PAGE = mmap.PAGESIZE
@@ -61,7 +59,7 @@ _REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 
 
 class CudaMemory:
-    """Allocates by `cudaMalloc`: a pool would give the same places again, which have a speed."""
+    """Allocates by `cudaMalloc`: a pool would give the same places again."""
 
     def __init__(self, context: Context, facts: DeviceFacts) -> None:
         self._context = context
@@ -73,14 +71,11 @@ class CudaMemory:
         self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
         self._allocated: dict[int, Allocation] = {}
         """By where it starts. Where it ends is known here alone: the driver rounds sizes up."""
-        self._peer: int | None = None
 
-    @property
+    @cached_property
     def peer(self) -> int:
         """The GPU of peer memory. Raises `Unsupported` where there is one GPU."""
-        if self._peer is None:
-            self._peer = places.peer_of(self._index)
-        return self._peer
+        return places.peer_of(self._index)
 
     def allocate(
         self,

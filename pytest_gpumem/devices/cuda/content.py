@@ -33,7 +33,7 @@ _TOO_OLD = (
     "cudaErrorCallRequiresNewerDriver",
     "cudaErrorInsufficientDriver",
 )
-"""Errors of a driver without a call: of CUDA 12, or for a GPU that cannot do it."""
+"""Errors of a driver without a call."""
 _ANY = R.cudaMemcpyKind.cudaMemcpyDefault  # unified addressing tells the direction
 
 

@@ -40,11 +40,10 @@ from pytest_gpumem.records.migrations import (
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 BUFFER_BYTES = 2**17
-"""Of one buffer of records; CUPTI requests more when it is full. A first record waits for the
-buffer: 8 MiB take 6 ms (H100)."""
+"""Of a buffer of records, for which a first record waits; CUPTI requests more when it is full."""
 BEACON_BYTES = 2 * 2**20
-"""Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
-WAKING = 6  # passes over the beacon alone after which counters that deliver nothing are given up
+"""A block of the driver's: no fault beside it moves it."""
+WAKING = 6  # passes over the beacon after which counters that deliver nothing are given up
 OPTIONAL = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")  # counters that not every platform has
 CAUSES = {
     "USER": "prefetch",
@@ -53,8 +52,7 @@ CAUSES = {
     "EVICTION": "eviction",
     "ACCESS_COUNTERS": "access counters",
 }
-"""CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved
-"speculatively": neighbours of a page that faulted."""
+"""CUpti_ActivityUnifiedMemoryMigrationCause in our words; PREFETCH are neighbours of a fault."""
 _KINDS = {
     "BYTES_TRANSFER_HTOD": TO_DEVICE,
     "BYTES_TRANSFER_DTOH": TO_HOST,
@@ -79,11 +77,8 @@ _PlacedStep = tuple[tuple[int, int, int], Step]
 
 
 class CudaCounters(Counters):
-    """CUPTI's counters of unified memory and its records of activity, for a device.
-
-    The beacon is managed memory that is moved on purpose, to check that CUPTI counts. On an H200
-    (driver 580.159.04) the first two passes of a process deliver nothing, and some later ones.
-    """
+    """CUPTI's counters of unified memory and its records of activity, for a device. The beacon is
+    managed memory that is moved on purpose: some passes deliver nothing, mostly the first two."""
 
     def __init__(self, index: int) -> None:
         self._index = index

@@ -1,6 +1,6 @@
 """CUPTI through `cupti-python` (the extra `cupti13`): who has it, and callbacks.
 
-CUPTI serves a single subscriber at a time, so all callbacks of the process come through it. They
+CUPTI serves a single subscriber, so all callbacks of the process come through this module. They
 come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 differ.
 Sources: CUPTI, Callback API, `cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData. Python,
 sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from pytest_gpumem.devices.protocol import NotCounted
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
-"""CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would
-run kernels one after another."""
+"""CUpti_ActivityKind. KERNEL would run kernels one after another."""
 
 
 class ApiCall(ctypes.Structure):

@@ -1,8 +1,5 @@
-"""Facts of a CUDA device, read without creating a context on it.
-
-Children by fork of a process that called cuInit cannot use CUDA. So another short process calls
-cuInit and reads the facts, not the process of the tests.
-"""
+"""Facts of a CUDA device, read without creating a context on it, and in another process: children
+by fork of a process that called cuInit cannot use CUDA."""
 
 from __future__ import annotations
 
@@ -27,15 +24,14 @@ SECONDS = 60.0  # how long the driver may take to answer
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
 _NEEDED = {
-    # On macOS, without a driver, it is no dependency.
     "pynvml": "nvidia-ml-py cannot be imported: pip install nvidia-ml-py",
     "cupy": f"CuPy is not installed: {_INSTALL}",
     "cuda.bindings": f"cuda-bindings is not installed: {_INSTALL}",
 }
 """Modules, and what to say where one is missing."""
 _ROOT = Path(__file__).resolve().parents[3]
-# Standard library and installed packages come before the folders of the project's tests, whose
-# modules may have their names.
+# Standard library and installed packages come before the project, whose modules may have their
+# names.
 _PROGRAM = (
     "import sys; sys.path[:] = [sys.argv[2], *filter(None, sys.path), *sys.argv[3:]]; "
     "from pytest_gpumem.devices.cuda.facts import answer; answer(int(sys.argv[1]))"
@@ -211,7 +207,6 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         link, link_bandwidth = host_link(
             generation, width, integrated=integrated, host_page_tables=host_page_tables
         )
-    # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
     clock, bus = 1e3 * attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
     major, minor = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
     return DeviceFacts(
@@ -236,7 +231,6 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         uuid=_uuid(driver, device, profile),
         ecc=bool(attribute("ECC_ENABLED")),
         mig_profile=profile,
-        # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
         driver=driver_version,
         link=link,
@@ -257,8 +251,7 @@ def _name(driver: Any, device: Any) -> tuple[str, str | None]:
 
 
 def _uuid(driver: Any, device: Any, profile: str | None) -> str:
-    # CUDA 12 gives the GPU's UUID for a MIG instance unless the second version is called; CUDA 13
-    # has that version alone.
+    # In CUDA 12 the second version alone gives the UUID of a MIG instance; CUDA 13 has no other.
     ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
     return f"{'MIG' if profile else 'GPU'}-{uuid.UUID(bytes=bytes(_value(ask(device)).bytes))}"
 

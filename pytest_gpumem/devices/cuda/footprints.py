@@ -94,8 +94,7 @@ _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
 _ON_HOST = (2, 3, 4)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT
-# of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
-_LOCATION = struct.Struct("<8xii")
+_LOCATION = struct.Struct("<8xii")  # its type and id, of a CUmemAllocationProp or CUmemPoolProps
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 

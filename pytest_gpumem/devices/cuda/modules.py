@@ -39,14 +39,13 @@ _LOADS = (
 _BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")
 _LOOKS_UP = (*_BY_NAME, "cuKernelGetFunction", "cuLibraryGetModule")
 """Calls whose first parameter is the address of a handle, and whose second the handle of what holds
-it. The third parameter of those in `_BY_NAME` is the name of a kernel."""
+it. The third of those in `_BY_NAME` is the name of a kernel."""
 _LAUNCHES = {
     "cuLaunchKernel": (0, 6),
     "cuLaunchKernelEx": (1, 2),
     "cuLaunchCooperativeKernel": (0, 6),
 }
-"""Calls that launch a kernel, with the words of their parameters that hold the function and
-`kernelParams`."""
+"""By the call: the words of its parameters that hold the function and `kernelParams`."""
 _GRAPH_LAUNCH = "cuGraphLaunch"  # its first parameter is an executable graph
 _GRAPHS_MADE = (
     "cuGraphInstantiate",

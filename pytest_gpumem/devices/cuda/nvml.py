@@ -19,8 +19,8 @@ from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
 LISTED = 0.05
 """Seconds for which a list of processes counts: to ask for it takes 0.4 ms while kernels run."""
-# Left out, because they do not say that a running kernel is slowed below its clock:
-# GpuIdle, ApplicationsClocksSetting (a clock that somebody chose), DisplayClockSetting.
+# Without those that slow no running kernel below its clock: GpuIdle, ApplicationsClocksSetting,
+# DisplayClockSetting.
 _SLOWING = {
     pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",

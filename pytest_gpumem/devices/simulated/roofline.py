@@ -235,20 +235,18 @@ class Roofline:
         return self.sheet.dram_latency
 
     def _leave_in_l2(self, traffic: Traffic) -> None:
+        """Keep lines in L2; the oldest make room."""
         if traffic.nbytes > self.sheet.l2_bytes:
             self._hot.clear()
             return
         for use in traffic.uses:
-            if not use.allocation.kind.on_host:
-                self.keep(use.allocation, use.lines)
-
-    def keep(self, allocation: Allocation, nbytes: float) -> None:
-        """Keep lines in L2; the oldest make room."""
-        self.forget(allocation)
-        self._hot[id(allocation)] = nbytes
-        total = sum(self._hot.values())
-        while total > self.sheet.l2_bytes:
-            total -= self._hot.pop(next(iter(self._hot)))
+            if use.allocation.kind.on_host:
+                continue
+            self.forget(use.allocation)
+            self._hot[id(use.allocation)] = use.lines
+            total = sum(self._hot.values())
+            while total > self.sheet.l2_bytes:
+                total -= self._hot.pop(next(iter(self._hot)))
 
     def forget(self, allocation: Allocation) -> None:
         """Drop memory from L2 that was freed, moved, or not written by a kernel."""
