@@ -261,6 +261,7 @@ class ProcessRecord:
     finished: set[str] = field(default_factory=set)  # node ids of tests that it reported to the end
     failed_as_a_whole: str | None = None
     """The last words of a session that failed, and no test of it did."""
+    words: dict[str, Any] = field(default_factory=dict)  # what it said of its session
 
     def failure_of(self, nodeid: str) -> str | None:
         """Return why a test failed in this process, or None."""
@@ -270,15 +271,24 @@ class ProcessRecord:
             return f"{self.name} {self.error}, before it reported this test"
         return None
 
-    def report(self, nodeid: str, outcome: str, why: str, text: str) -> None:
-        """Take the report of a test. The first failure is the cause of those that follow."""
-        if nodeid not in self.texts:
-            self.outcomes[nodeid] = outcome, why
-            if outcome == "failed":
-                self.texts[nodeid] = text
+    def read(self, parent: ForkServer, until: set[str], seconds: float) -> None:
+        """Read lines until one has a word of `until`, or no more come."""
+        while not self.words.keys() & until:
+            line = parent.hear(seconds)
+            if line is None:
+                return
+            if "finished" in line:
+                self.finished.add(line["finished"])
+            elif "nodeid" not in line:
+                self.words.update(line)
+            elif line["nodeid"] not in self.texts:  # else it follows from the first failure
+                self.outcomes[line["nodeid"]] = line["outcome"], line["why"]
+                if line["outcome"] == "failed":
+                    self.texts[line["nodeid"]] = line["text"]
 
-    def take_end(self, words: Mapping[str, Any], output: str) -> None:
+    def take_end(self, output: str) -> None:
         """Take how the session ended, and its rows. `output`: what the process printed."""
+        words = self.words
         strays = words.get("strays")
         if strays:
             raise UserError(
@@ -349,14 +359,15 @@ class Processes:
         """
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         name = name or f"{side} ({self._sides[side].title})"
-        record, words = ProcessRecord(side, pair, attempt, name, utc), dict[str, Any]()
+        record = ProcessRecord(side, pair, attempt, name, utc)
         begun = time.perf_counter()
         if side not in self._parents:
             self._parents[side] = self._start(side, tests)
         parent = self._parents[side]
         parent.tell(tests)
-        _read(parent, record, words, ("exit", "ended"), WORK_SECONDS)
-        _read(parent, record, words, ("ended",), END_SECONDS)
+        record.read(parent, {"exit", "ended"}, WORK_SECONDS)
+        record.read(parent, {"ended"}, END_SECONDS)
+        words = record.words
         if "ended" not in words:  # it measured itself, or it is lost
             words["ended"] = parent.wait(END_SECONDS)
             del self._parents[side]
@@ -371,7 +382,7 @@ class Processes:
                 f"{name}: tests use CUDA while they are collected, so processes cannot be "
                 f"forked: each starts anew, which takes {words['anew']:.1f} s"
             )
-        record.take_end(words, parent.output())
+        record.take_end(parent.output())
         return record
 
     def _start(self, name: str, tests: Sequence[str] | None) -> ForkServer:
@@ -407,26 +418,6 @@ class Processes:
         # Unbuffered: what a process printed before it crashed is its last words.
         command = [side.python, "-u", str(SCRIPT)]
         return ForkServer(command, job, environment, side.folder, self._folder / f"{name}.log")
-
-
-def _read(
-    parent: ForkServer,
-    record: ProcessRecord,
-    words: dict[str, Any],
-    until: Sequence[str],
-    seconds: float,
-) -> None:
-    """Read lines until one has a word of `until`, or no more come."""
-    while not any(word in words for word in until):
-        line = parent.hear(seconds)
-        if line is None:
-            return
-        if "nodeid" in line:
-            record.report(**line)
-        elif "finished" in line:
-            record.finished.add(line["finished"])
-        else:
-            words.update(line)
 
 
 def _errors(output: str) -> str:
