@@ -147,6 +147,7 @@ class Duet:
             if side == BASE:
                 process = _under_new_names(process, old_names)
             self._check_device(process)
+            process.rows = {key: _with_medians(row) for key, row in process.rows.items()}
             self.processes.append(process)
             pair[side] = process
         base, head = pair[BASE], pair[HEAD]
@@ -318,6 +319,15 @@ def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> Pr
     for nodeid, outcome in process.outcomes.items():
         outcomes[under_other_name(nodeid, new_names)] = outcome
     return replace(process, rows=rows, outcomes=outcomes)
+
+
+def _with_medians(row: Row) -> Row:
+    """Return the row with each placement as its median, as a duet keeps many processes."""
+    if row.measurement is None:
+        return row
+    placements = tuple((median,) for median in row.measurement.medians)
+    measurement = structs.replace(row.measurement, placements=placements)
+    return structs.replace(row, measurement=measurement)
 
 
 def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:

@@ -21,8 +21,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 import pytest_gpumem
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.records.device import DeviceFacts
@@ -254,7 +252,7 @@ class ProcessRecord:
     error: str | None = None  # how its session broke off; None if it came to its end
     device: DeviceFacts | None = None  # None where nothing was measured
     settings: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, Row] = field(default_factory=dict)  # by key; each placement is its median
+    rows: dict[str, Row] = field(default_factory=dict)  # by key
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
     texts: dict[str, str] = field(default_factory=dict)  # of failed tests, the whole text
@@ -313,7 +311,7 @@ class ProcessRecord:
                 f"{self.name} wrote results of another version of this plugin: {error}"
             ) from None
         self.device, self.settings = document.device, document.settings
-        self.rows = {row.key: with_medians(row) for row in document.rows}
+        self.rows = {row.key: row for row in document.rows}
 
 
 class Processes:
@@ -435,11 +433,3 @@ def _errors(output: str) -> str:
             error = line.removeprefix("E  ").strip()
             errors.append(error.removeprefix("pytest.main(): error: "))
     return " | ".join((errors or lines)[-3:]) or "it printed nothing"
-
-
-def with_medians(row: Row) -> Row:
-    """Return the row with each placement as its median: all that a comparison takes."""
-    if row.measurement is None:
-        return row
-    placements = tuple((median,) for median in row.measurement.medians)
-    return replace(row, measurement=replace(row.measurement, placements=placements))

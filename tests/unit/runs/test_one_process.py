@@ -83,7 +83,7 @@ def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
     )
     (stored,) = done.rows.values()
     assert stored.measurement is not None
-    assert stored.measurement.placements == ((2e-4,), (3e-4,))
+    assert stored.measurement.placements == ((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4))
 
 
 def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> None:
