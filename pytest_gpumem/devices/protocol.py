@@ -196,10 +196,10 @@ class DeviceMemory(Protocol):
     def host(self) -> tuple[int, int]:
         """Bytes of RAM that this process may use, and those that are page-locked through here."""
 
-    def near_host(self) -> AbstractContextManager[int | None]:
-        """Run on the CPUs of the device's NUMA node, so that memory touched first lies there.
-        Yields the node, or None if the block runs anywhere."""
-        return nullcontext()
+    def near_host(self, node: int | None = None) -> AbstractContextManager[int | None]:
+        """Run on the CPUs of a NUMA node, or of the device's, so that memory touched first lies
+        there. Yields the node, or None if the block runs anywhere."""
+        return nullcontext(None if node else 0)
 
     def allocator(self, name: str) -> AbstractContextManager[Cycle]:
         """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported`."""

@@ -130,6 +130,7 @@ class Memory:
         mapped: bool = True,
         write_combined: bool = False,
         portable: bool = True,
+        numa: int | None = None,
         like: Any = None,
     ) -> Any:
         """Page-locked host memory by `cudaHostAlloc` (CUDA C++ Best Practices Guide, 9.1.1).
@@ -139,11 +140,15 @@ class Memory:
             mapped: visible to kernels (zero copy, 9.1.3).
             write_combined: fast for the host to write and for the link, slow for the host to read.
             portable: page-locked for every CUDA context, not for that of this device alone.
+            numa: NUMA node of the host; None: that of the device, where the host reports it.
 
         Raises:
             TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
-            Unsupported: the device cannot map host memory; the test skips.
+            Unsupported: the device cannot map host memory, or this process cannot run on the node;
+                the test skips.
         """
+        if numa is not None and (isinstance(numa, bool) or not isinstance(numa, Integral)):
+            raise BadBuffer(f"numa={numa!r}; it is the number of a NUMA node of the host, or None")
         facts = self.arena.device.facts
         if mapped and not facts.can_map_host:
             raise Unsupported(f"{facts.name} cannot map host memory (canMapHostMemory is 0)")
@@ -152,7 +157,9 @@ class Memory:
 
         def allocate(nbytes: int) -> Allocation:
             # The driver decides where page-locked memory lies while it allocates.
-            with memory.near_host():
+            with memory.near_host(numa) as node:
+                if numa not in (None, node):
+                    raise Unsupported(f"numa={numa}: this process cannot run on such a NUMA node")
                 return memory.allocate(nbytes, kind, **flags)
 
         return self._give(self.arena.buffer(shape, dtype, kind, make=allocate), like)

@@ -114,7 +114,7 @@ def prefetched_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
 @pytest.fixture
 def pinned_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True,
-    like=None)`: page-locked host memory."""
+    numa=None, like=None)`: page-locked host memory."""
     return _gpumem_test.memory.pinned
 
 

@@ -124,7 +124,7 @@ def test_pinned_memory_lies_on_the_node_of_the_gpu(gpu_device: Device, pinned_bu
             "the host does not say which NUMA node the GPU is attached to, or the process may not run there"
         )
     assert inside <= before
-    assert pinned_buffer(MiB).nbytes == MiB
+    assert pinned_buffer(MiB, numa=node).nbytes == MiB
     assert os.sched_getaffinity(0) == before
 
 

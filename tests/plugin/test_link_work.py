@@ -109,19 +109,29 @@ def test_window(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer,
     )
 
 
-def test_kinds_and_peers(run: Run) -> None:
+def test_kinds_numa_and_peers(run: Run) -> None:
     body = """
 def test_kinds(memory_kind, pinned_buffer, device_buffer, pooled_buffer, pageable_buffer):
     assert [memory_kind(b) for b in (pinned_buffer(MiB), device_buffer(MiB), pageable_buffer(MiB))] == ["pinned", "device", "pageable"]
     assert memory_kind(np.zeros(10)) == "pageable"
     assert memory_kind(pooled_buffer(MiB)) == "device"
 
+@pytest.mark.parametrize("numa", [0, 3, -1, "0"])
+def test_node(pinned_buffer, numa):
+    pinned_buffer(MiB, numa=numa)
+
 def test_peer(peer_buffer):
     peer_buffer(MiB)
 """
     result = run(body, "-rs")
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*one GPU is simulated: there is no peer*"])
+    result.assert_outcomes(passed=2, skipped=3, failed=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*numa=3: this process cannot run on such a NUMA node*",
+            "*BadBuffer: numa='0'; it is the number of a NUMA node of the host, or None*",
+            "*one GPU is simulated: there is no peer*",
+        ]
+    )
 
 
 def test_the_fixtures_skip_with_the_plugin_off(pytester: pytest.Pytester, session: Run) -> None:

@@ -221,8 +221,8 @@ class CudaMemory:
             return nullcontext(partial(_cycle, _host_alloc, R.cudaFreeHost))
         return _host_register()
 
-    def near_host(self) -> AbstractContextManager[int | None]:
-        return places.on_node(places.nearest_node(self._index))
+    def near_host(self, node: int | None = None) -> AbstractContextManager[int | None]:
+        return places.on_node(places.nearest_node(self._index) if node is None else node)
 
     def host(self) -> tuple[int, int]:
         return places.host_bytes()[0], sum(locked.nbytes for locked in self._locked.values())
