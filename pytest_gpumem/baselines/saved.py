@@ -132,6 +132,8 @@ def read(text: bytes) -> SavedRun:
         file = parsed(text)
     except FileError as error:
         raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
+    if isinstance(file, dict) and "schema" not in file:
+        raise FileError("this is no baseline file of this plugin; remove it")
     check_schema(file, LAYOUT)
     content = file.get("content")
     if file.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):

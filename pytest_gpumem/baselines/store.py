@@ -131,7 +131,7 @@ class Store:
                     raise FileError(f"of {run.device.key}, this device is {self._facts.key}")
                 first = names.setdefault(run.id, path.name)
                 if first != path.name:
-                    raise FileError(f"a copy of {first}, of the same process; it would count twice")
+                    raise FileError(f"a copy of {first}, of the same process; delete one")
             except FileError as error:
                 raise UserError(f"{path}: {error}") from None
             yield path, run
@@ -233,7 +233,7 @@ def _of_history(
         return counting, None
     text = f"{left} of {len(runs)} files do not count: of no commit up to {known.merge_base[:12]}"
     if unknown:
-        text += f"; this repository does not know the revision of {unknown}"
+        text += f"; {unknown} saved with uncommitted changes, or of no revision of this repository"
     return counting, text
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from pytest_gpumem.baselines.acceptances import (
+    NONE,
     Acceptance,
     AcceptedChange,
     Figure,
@@ -92,13 +93,19 @@ def accept(
             "--change or --renamed-from"
         )
     accepted: dict[str, list[AcceptedChange]] = {}
+    selected: list[Row | Omission] = []
     for test in tests:
         if last is not None:
             if renamed_from is not None:
                 _of_test(renamed_from, last, "--renamed-from ", test)
-            _of_test(test, last, without=renamed_from)
+            selected = _of_test(test, last, without=renamed_from)
         if by_hand:
             accepted[test] = [_as_written(test, change) for change in changes]
+            for change in accepted[test]:
+                rows = [row for row in selected if isinstance(row, Row)]
+                limited = any(getattr(row.limits, change.limit, True) for row in rows)
+                if rows and not limited and change.value != NONE:
+                    raise UserError(f"{test} has no limit {change.limit}: nothing to accept")
             if renamed_from is not None:
                 accepted[test].append(AcceptedChange(test, "renamed", renamed_from))
             continue

@@ -45,7 +45,7 @@ from pytest_gpumem.runs.worktree import Side, two_sides
 from pytest_gpumem.units import format_time
 
 SCHEMA = 4  # version of the document's layout
-HEADINGS = ("base", "head", "change", "from", "to", "pairs")
+HEADINGS = ("base", "head", "change", "at least", "at most", "pairs")
 ONE_PROCESS = "a duet measures one process at a time"
 REFUSED = {
     "--benchmark-json": "--json writes the results of a duet",

@@ -139,6 +139,7 @@ def gate(
         f"--junitxml={output / JUNIT}",
         "--override-ini=junit_family=xunit1",  # it says where each test is defined
         f"--gpumem-report={output / REPORT}",
+        "-Wignore:Not saving anything",  # a warning of pytest-benchmark
     )
     run = Gate(
         base,
@@ -271,7 +272,7 @@ def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[t
     accept = [tests[:SHOWN]] if tests else []
     accept += [[new, "--renamed-from", old] for old, new in names.items()]
     accept += list(loosened.values())[:SHOWN]
-    repair = ["bring the test back"] if lost else []
+    repair = ["bring the test back, by its name and not skipped"] if lost else []
     if gate.looser:
         repair.append("restore the limit")
     return advice(

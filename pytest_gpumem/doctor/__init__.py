@@ -162,8 +162,8 @@ def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
 def _install(extra: str, major: str) -> str:
     """The command that installs an extra for a major version of CUDA, empty if it is unknown."""
     if major:
-        return f"pip install 'pytest-gpumem[{extra}{major}]'"
-    return f"pip install 'pytest-gpumem[{extra}13]' (driver 580 or newer) or '[{extra}12]'"
+        return f"in the clone: pip install -e '.[{extra}{major}]'"
+    return f"in the clone: pip install -e '.[{extra}13]' (driver 580 or newer) or '.[{extra}12]'"
 
 
 def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:

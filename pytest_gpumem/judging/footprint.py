@@ -58,7 +58,6 @@ def judge_footprint(
     """Yield a finding for each limit that is set; none at the test's end before it ended.
 
     `past`: of the saved runs of the row; `of` has them in words.
-    `no_history`: why there is no saved run.
     `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
     """
     for name in JUDGED:

@@ -61,13 +61,7 @@ def _beside(
     sides: tuple[str, str],
     scale: float = 1.0,
 ) -> LimitResult:
-    """Compare a figure with its limit, which `limit` has in words.
-
-    `ratio`: measured latency over the longest allowed.
-    `distance`: the figure over the limit, less 1.
-    `sides`: the words of the wrong and of the right side.
-    `scale`: change of the figure for one of the latency, both as shares.
-    """
+    """Compare a figure with its limit; `scale`: change of the figure for one of the latency."""
     margin = repetition_margin(measurement)
     reason = (
         f"{figure} is {sides[0] if ratio > 1 else sides[1]} {limit} by "

@@ -187,9 +187,8 @@ class Works:
 
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Work:
-        """One allocation and its free, by "cudaMalloc", "cudaMallocAsync", "CuPy pool" or another.
-
-        `devices.protocol` has the allocators.
+        """One allocation and its free, by "cudaMalloc", "cudaMallocAsync",
+        "cudaMallocAsync, kept", "CuPy pool", "cudaHostAlloc" or "cudaHostRegister".
 
         Raises:
             DeviceError: there is no such allocator.

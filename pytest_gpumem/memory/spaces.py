@@ -109,7 +109,7 @@ class Memory:
     ) -> Any:
         """Managed memory that is prefetched from the host to the device before every sample.
 
-        Args as for `managed`.
+        Args as for `managed`, without `first_touch` and `discard`.
         """
         buffer = managed(
             self.arena,

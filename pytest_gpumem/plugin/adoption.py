@@ -169,7 +169,8 @@ class AdoptionFeature(Feature):
                 names += f" and {len(nodeids) - SHOWN} more"
             yield f"{counted(len(nodeids), 'benchmark')} not measured on the GPU: {reason}: {names}"
         if session.without_gpu:
-            yield f"{counted(len(session.without_gpu), 'benchmark')} without work on the GPU"
+            benchmarks = counted(len(session.without_gpu), "benchmark")
+            yield f"{benchmarks} did no work on the GPU: no limit of the session is judged"
 
 
 # The call

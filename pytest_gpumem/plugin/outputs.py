@@ -32,7 +32,7 @@ from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
-from pytest_gpumem.records.row import ROW, TEST, Row
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.conclusion import (
     Conclusion,
@@ -43,7 +43,7 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.terminal import columns, header, missing_lines, profiled_lines
-from pytest_gpumem.revisions import trouble
+from pytest_gpumem.revisions import DIRTY, trouble
 from pytest_gpumem.units import comparison_text, format_time
 
 _FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -403,9 +403,7 @@ def _conclusion(session: GpuSession) -> Conclusion | None:
         causes.append(failing_text(failing, rows_of_table(session)))
     unjudged = open_under_strict(session.missing) if strict else []
     if unjudged:
-        of_limits = not any(omission.what in (ROW, TEST) for omission in unjudged)
-        thing = "limit" if of_limits else "measurement"
-        causes.append(f"{counted(len(unjudged), thing)} not judged (--gpumem-strict)")
+        causes.append(f"{len(unjudged)} not judged (--gpumem-strict)")
     if not causes:
         return None
     steps: list[tuple[str, str]] = []
@@ -448,18 +446,13 @@ def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
     saved = session.store.save(rows, revision, session.settings.mode, session.baseline)
     if saved.path is not None:
         stored = f"{saved.accepted} of {counted(len(rows), 'row')}"
+        if (revision or "").endswith(DIRTY):
+            stored += " with uncommitted changes, which no gate counts,"
         yield f"{stored} stored in {session.store.place}"
     elif saved.refused:
         yield "no row is stored"
     else:
         full = counted(saved.full, "row")
         yield f"nothing is stored: the reference of {full} is full, and nothing became faster"
-    changed = []
     for row, why in saved.refused:
         yield f"refused {row.key}: {why}"
-        # The session's last lines have the command for rows that fail.
-        if any(changes_of(row)) and not is_failure(row.verdict, session.settings.strict):
-            changed.append(row)
-    if changed:
-        more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
-        yield f"to accept a change on purpose: {command(changed[0])}{more}"

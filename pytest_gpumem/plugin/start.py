@@ -172,10 +172,10 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Path:
     place = folder / Path(settings.baseline).expanduser()
     # A session that saves makes one, and a gate's base decides without one.
     may_be_new = settings.save or settings.baseline_of is not None or config.option.collectonly
-    if may_be_new or place.exists():
+    if place.is_dir() or (may_be_new and not place.exists()):
         return place
     siblings = [sibling.name for sibling in place.parent.glob("*/")]
     raise UserError(
-        f"{settings.origins['baseline']}: there is no baseline {place}"
+        f"{settings.origins['baseline']}: there is no folder {place}"
         f"{did_you_mean(place.name, siblings)}; --gpumem-save makes one"
     )

@@ -240,7 +240,6 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
     """The values of `CUDA_VISIBLE_DEVICES` under which each GPU of a model in turn is device 0.
 
     A process sees one MIG instance at most: of several, each is a GPU of its own.
-    `gpus`: UUIDs of the GPUs that this process sees, in its order.
     `alike`: those of the model of the first.
     `visible`: `CUDA_VISIBLE_DEVICES` of this process; None if it is not set.
     """

@@ -118,13 +118,7 @@ def advice(
     limits: Sequence[str] = (),
     repair: Sequence[str] = (),
 ) -> list[tuple[str, str]]:
-    """What to do about a failure.
-
-    `repeat`: the words of the command that measures it again.
-    `accept`: the commands that accept it.
-    `limits`: names of broken limits that no acceptance covers.
-    `repair`: what to do besides a change of the code.
-    """
+    """What to do about a failure. `limits`: names of broken limits that no acceptance covers."""
     steps = []
     if repeat:
         steps.append(("to repeat", shlex.join(repeat)))

@@ -269,8 +269,6 @@ def conclude(
     """Return the end of a gate, without advice.
 
     `session_code`: pytest's exit code. `failures`: by node id, the first line of why.
-    `rows`, `missing`: after the duet.
-    `looser`: limits that the change loosens and does not accept.
     `new`: keys of the rows that BASE does not have.
     `strict`: green takes a PASS of every row with a limit, on a real GPU.
     `strict_session`: the session failed every row in doubt.

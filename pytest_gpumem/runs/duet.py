@@ -26,7 +26,9 @@ from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
+from pytest_gpumem.units import did_you_mean
 
+GONE = "no such measurement"
 ATTEMPTS = 3
 DEFAULT_REGRESSION = "1%"  # allowed slow-down of a test without a limit
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
@@ -214,7 +216,9 @@ class Duet:
                 limits = self._limits_of(pair.head_rows[key])
             self._rows[key] = row = DuetRow(key, nodeid, limits)
             troubles = pair.troubles(key)
-            if troubles:
+            if [why for why, _ in troubles.values()] == [GONE, GONE]:
+                row.end(None, f"no such test on either side{did_you_mean(key, every)}")
+            elif troubles:
                 self._end(row, pair, troubles)
         if self.wanted.limits is None and pair.head.error is None:
             self._add_failures_without_rows(pair)
@@ -277,7 +281,7 @@ def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str,
         return None
     nodeid = _test_of(key, process)
     if nodeid is None:
-        return "no such measurement", row is not None and row.failed
+        return GONE, row is not None and row.failed
     outcome, words = process.outcomes[nodeid]
     of_its_file = key.startswith(f"{nodeid}::")
     if words and not of_its_file:

@@ -204,6 +204,10 @@ def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path) 
             "--renamed-from: one TEST at a time has another name",
         ),
         ([TRIAD, "--reason", "why", "--change", "max_latency=3"], "'max_latency=3': '3' "),
+        (
+            [TRIAD, "--reason", "why", "--change", "max_copies=3"],
+            f"{TRIAD} has no limit max_copies: nothing to accept",
+        ),
     ]:
         late = replace(
             row(Outcome.FAIL, "test_late"), limits=replace(row().limits, max_latency="1 us")

@@ -73,7 +73,12 @@ def test_without_a_gpu_the_next_step_is_named() -> None:
 
 def test_a_missing_package_has_the_command_that_brings_it() -> None:
     cases: list[tuple[dict[str, str | None], str, str, str]] = [
-        ({"cupy-cuda13x": None}, "CuPy", "no GPU", "pip install 'pytest-gpumem[cuda13]' (driver"),
+        (
+            {"cupy-cuda13x": None},
+            "CuPy",
+            "no GPU",
+            "in the clone: pip install -e '.[cuda13]' (driver",
+        ),
         ({"cupy-cuda12x": "14"}, "CuPy", "overwrite each other", "pip uninstall -y cupy-cuda13x"),
         ({"cuda-bindings": "12.9"}, "cuda-bindings", "not for CUDA 13", "[cuda13]"),
     ]

@@ -219,6 +219,11 @@ def test_only_the_history_that_is_shared_counts(
     git(repository.path, "commit", "-q", "--allow-empty", "-m", "second")
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     assert len(stored_in(repository.path)) == 2
+    (repository.path / "conftest.py").write_text("")
+    git(repository.path, "add", "conftest.py")
+    gpumem("--gpumem-save").stdout.fnmatch_lines(["*with uncommitted changes, which no gate*"])
+    git(repository.path, "reset", "-q", "--hard")
+    max(stored_in(repository.path), key=lambda path: path.stat().st_mtime).unlink()
     monkeypatch.setenv(BASELINE_OF, "main")
     result = gpumem("--benchmark-json=out.json")
     merge_base = git(repository.path, "rev-parse", "main")[:12]

@@ -280,6 +280,8 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
         path.name for path in project.folder.iterdir()
     }
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
+    done = project.duet("main", "--test", "test_it.py::test_size")
+    assert "no such test on either side" in done.stdout
 
 
 def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:

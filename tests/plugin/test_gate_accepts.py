@@ -207,7 +207,7 @@ def test_a_removed_test(gates: Gates) -> None:
     code, _, text = gates.gate(words)
     assert code == 1, text
     assert "lost: test_it.py::test_copy" in text
-    assert "to repair: bring the test back\n" in text
+    assert "to repair: bring the test back, by its name and not skipped\n" in text
     gates.accept("test_it.py::test_copy")
     (made,) = acceptances(gates.project.folder).files.values()
     assert [change.figure for change in made.changes] == ["removed"]

@@ -355,7 +355,7 @@ def test_a_baseline_that_is_named_and_not_there_is_refused(
         pytester.makeini("[pytest]\ngpumem_baseline = basline")
     words = ("--gpumem-baseline=basline",) if where == "command line" else ()
     line = only_line(gpumem(*words))
-    assert "there is no baseline " in line
+    assert "there is no folder " in line
     assert "did you mean baseline?" in line
     assert "--gpumem-save" in line
     for fine in (("--collect-only",), ("--gpumem-save",), ()):

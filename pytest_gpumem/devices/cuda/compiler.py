@@ -15,7 +15,7 @@ from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
 OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
 """As CuPy compiles: denormal numbers are flushed to zero."""
-_NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
+_NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime"
 _DEFAULT_SHARED_BYTES = 48 * 1024
 """Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
 
@@ -31,7 +31,7 @@ def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
         raise DeviceError(
             f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, "
             f"this GPU has {wanted / 10:.1f}: "
-            "pip install 'pytest-gpumem[cuda12]' in place of the newer CUDA"
+            "pip install -e '.[cuda12]' in the clone, in place of the newer CUDA"
         )
     return f"compute_{max(older)}"
 

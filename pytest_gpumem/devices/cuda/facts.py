@@ -22,7 +22,7 @@ from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 
 SECONDS = 60.0  # how long the driver may take to answer
 
-_INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+_INSTALL = "in the clone: pip install -e '.[cuda13]' or '.[cuda12]'"
 _NEEDED = {
     "pynvml": "nvidia-ml-py cannot be imported: pip install nvidia-ml-py",
     "cupy": f"CuPy is not installed: {_INSTALL}",
@@ -63,8 +63,8 @@ def read_facts(index: int) -> DriverFacts:
     if result.supported // 1000 < linked // 1000:
         raise NoDevice(
             f"the driver supports CUDA {_dotted(result.supported)}, the installed CuPy needs CUDA "
-            f"{linked // 1000}: "
-            f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
+            f"{linked // 1000}: update the driver, or pip install -e "
+            f"'.[cuda{result.supported // 1000}]' in the clone"
         )
     return replace(result, facts=replace(result.facts, cuda=_dotted(linked)))
 

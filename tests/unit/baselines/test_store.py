@@ -328,7 +328,7 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
     assert baseline.processes == 1
     assert baseline.left_out == (
         "5 of 6 files do not count: of no commit up to 0123456789ab; "
-        "this repository does not know the revision of 3"
+        "3 saved with uncommitted changes, or of no revision of this repository"
     )
     assert store.load().processes == 6
 
