@@ -129,9 +129,12 @@ class OutputFeature(Feature):
                 gpu.remark(f"warning: {why_no_git}")
         tests_failed = session.exitstatus == Exit.FAILED
         strict = gpu.settings.strict
-        open_ = open_under_strict(gpu.missing)
-        written = _write(gpu, complete=complete)
-        if failed or (strict and open_) or not written:
+        if not _write(gpu, complete=complete):
+            failed = True
+        if strict:
+            open_ = open_under_strict(gpu.missing)
+            failed = failed or bool(open_)
+        if failed:
             _fail(session)
         if gpu.broken and (strict or gpu.in_gate) and complete and not tests_failed:
             session.exitstatus = Exit.NO_VERDICT
