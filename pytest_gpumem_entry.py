@@ -18,5 +18,4 @@ for finder in sys.meta_path:
             "pytest_gpumem"
         )  # of pytest 8 and 9; a pytest without it rewrites the package
 
-from pytest_gpumem.plugin import fixtures as fixtures  # noqa: E402 - pytest would rewrite it as a plugin of the hooks
 from pytest_gpumem.plugin import hooks as hooks  # noqa: E402

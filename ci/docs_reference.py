@@ -156,7 +156,7 @@ def traffic(kernel: Kernel) -> str:
 
 def fixtures() -> str:
     """The fixtures with their docstrings."""
-    from pytest_gpumem.plugin import fixtures as module
+    from pytest_gpumem.plugin import hooks as module
 
     names = re.findall(
         r"^@pytest\.fixture[^\n]*\ndef ([a-z]\w*)\(", inspect.getsource(module), re.MULTILINE

@@ -50,7 +50,6 @@ def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
     assert ours == {
         "pytest_gpumem.plugin",
         "pytest_gpumem.plugin.hooks",
-        "pytest_gpumem.plugin.fixtures",
         "pytest_gpumem.plugin.marks",
         "pytest_gpumem.limits",
         "pytest_gpumem.options",
