@@ -183,10 +183,10 @@ def crept_limits(
     pairs = duet_row.pairs
     if pairs is not None and pairs.outcome in (Outcome.PASS, Outcome.UNDECIDED):
         runs = baseline.reference_runs(row)
-        changes = []
+        changes, times = [], times_of(runs)
         for head in duet_row.head:
-            if runs and head.measurement is not None:
-                changes.append(against_reference(head.measurement, times_of(runs)).log_ratio)
+            if times and head.measurement is not None:
+                changes.append(against_reference(head.measurement, times).log_ratio)
         if changes and fmean(changes) > pairs.limit:
             references[TIME] = runs
     growth = row.limits.max_peak_regression

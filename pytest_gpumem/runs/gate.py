@@ -43,18 +43,22 @@ from pytest_gpumem.runs.processes import (
     BASE,
     HEAD,
     Processes,
-    for_a_run,
     pytest_command,
     running,
 )
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
+from pytest_gpumem.settings import (
+    ACCEPTS,
+    ANNOUNCE,
+    BASE_SELECTION,
+    BASELINE_OF,
+    SELECTION,
+    switch_off,
+)
 
 
 @dataclass
 class Gate:
-    """A gate: what the user requests of it, and what it comes to."""
-
     base: str  # as written
     merge_base: str  # commit that BASE and HEAD have in common
     arguments: tuple[str, ...]  # pytest's
@@ -118,7 +122,8 @@ class Gate:
             if self.accepted.files:
                 variables[ACCEPTS] = "1"
             errors = Path(folder, "errors.txt")
-            with running(command, for_a_run(os.environ) | variables, errors) as process:
+            environment = switch_off(os.environ, ["save", ANNOUNCE]) | variables
+            with running(command, environment, errors) as process:
                 try:
                     if self.base_side is not None:
                         of_base = self._collect(self.base_side, Path(folder, "collected.json"))

@@ -27,7 +27,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import FileError, document_from_json
 from pytest_gpumem.runs.worktree import LAST_CHARACTERS, Side, environment_of, moved_word
-from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
+from pytest_gpumem.settings import EVIDENCE, OF_A_RUN, switch_off
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"
@@ -77,21 +77,13 @@ def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dic
     return switch_off(environment, names)
 
 
-def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a pytest that is a run, saves nothing and writes nothing for GitHub."""
-    return switch_off(environment, ["save", ANNOUNCE])
-
-
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that has ended."""
-
     exit_code: int  # negative for the number of the signal that ended it, as `subprocess` has it
     output: str  # the standard output and error of it and its children
 
     @property
     def how(self) -> str:
-        """How it ended: "exit code 7", "ended by SIGKILL"."""
         return ending(self.exit_code)
 
 
@@ -159,10 +151,7 @@ def running(
 
 
 class ForkServer:
-    """A pytest that collects once, forks at each request, and ends with this one.
-
-    A socket carries lines of JSON, a log its output.
-    """
+    """A pytest that collects once, forks at each request, and ends with this one."""
 
     def __init__(
         self,
@@ -191,7 +180,7 @@ class ForkServer:
         self.pid = self._process.pid
 
     def output(self) -> str:
-        """What it printed since the last call."""
+        """Return what it printed since the last call."""
         output = self._log.read_bytes()
         since, self._seen = self._seen, len(output)
         return output[since:].decode(errors="replace").strip()
@@ -262,7 +251,6 @@ class ProcessRecord:
     words: dict[str, Any] = field(default_factory=dict)  # what it said of its session
 
     def failure_of(self, nodeid: str) -> str | None:
-        """Return why a test failed in this process, or None."""
         if nodeid in self.texts:
             return f"{self.name}: {nodeid}\n{self.texts[nodeid]}"
         if self.error is not None and nodeid not in self.finished:

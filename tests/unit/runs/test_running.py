@@ -13,7 +13,6 @@ from pytest_gpumem.runs.processes import (
     ONLY_PLUGIN,
     ForkServer,
     for_a_part,
-    for_a_run,
     pytest_command,
 )
 from pytest_gpumem.settings import ANNOUNCE, switched_off
@@ -61,9 +60,8 @@ def test_the_users_arguments_come_after_the_commands_and_before_what_it_relies_o
     assert ONLY_PLUGIN in pytest_command(tests=[])
 
 
-def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
+def test_what_is_off_in_a_part() -> None:
     assert {"save", "report", "processes", ANNOUNCE} <= switched_off(for_a_part({}))
-    assert switched_off(for_a_run({})) == {"save", ANNOUNCE}
     assert for_a_part({"HOME": "/x"})["HOME"] == "/x"
 
 
