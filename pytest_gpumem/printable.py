@@ -11,8 +11,7 @@ _T = TypeVar("_T")
 
 
 def printable(value: _T) -> _T:
-    r"""Return a text, or a record or collection with texts, with escapes such as `\n`, `\x1b` and
-    `\u202e` for each character that is not printable; the same value where there is none."""
+    r"""Return a text, record or collection with escapes such as `\n` for what is not printable."""
     return _printable(value)  # type: ignore[no-any-return]
 
 

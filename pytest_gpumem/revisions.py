@@ -36,9 +36,8 @@ class Ancestry:
 
 
 def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
-    """Sort stored revisions by the history that HEAD shares with `of`, a branch, tag or commit.
-    Raises `RevisionError`: git fails, or `of` is no commit or shares no history with HEAD.
-    """
+    """Sort stored revisions by the history that HEAD shares with `of`. Raises `RevisionError`:
+    `of` is no commit, or shares no history with HEAD."""
     commit = git(
         folder,
         ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"],

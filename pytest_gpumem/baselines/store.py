@@ -62,7 +62,6 @@ class Store:
         """Read all saved rows of this device. Raises `UserError`: a file cannot be used.
 
         `ancestry`: sorts revisions; only runs that the change is built on count. None: all count.
-        `acceptances`: of the session's project.
         """
         with uncollected():
             runs = [run for _, run in self.files()]

@@ -33,7 +33,6 @@ def judged(
 ) -> Row:
     """Return the row with the verdict at its test's end. `screened` judges what waits.
 
-    `row`: with its measurement, its footprint so far, and its limits.
     `siblings`: the other measurements of its test by label, for `faster_than`.
     """
     findings, comparison = list[LimitResult](), None

@@ -134,9 +134,8 @@ def stricter_limits(
     base_name: str,
     accepted: Callable[[str, str | None], bool],
 ) -> Limits:
-    """Return the limits of a change's test, with those of BASE where they demand more.
+    """Return the limits `names` of a change's test, those of BASE where they demand more.
 
-    `names`: the limits that apply.
     `accepted`: whether a looser limit, by its name and new value, is accepted.
     """
     values, origin = dict[str, str | None](), dict(limits.origin)
@@ -186,10 +185,7 @@ def looser(
 
 
 def of_base(base: Selection, measures: Mapping[str, bool]) -> list[Expectation]:
-    """Return an expectation for each test that BASE relies on.
-
-    `measures`: by node id of the change's tests, whether each has a fixture that measures.
-    """
+    """Return an expectation for each test of BASE. `measures`: as `ExpectedTest`, of the change."""
     expected = []
     for nodeid, test in base.tests.items():
         unmeasured = test.measures and not measures.get(nodeid, True)

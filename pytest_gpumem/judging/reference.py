@@ -102,9 +102,7 @@ def screen(
 ) -> Outcome:
     """Compare a process with its reference at the end of a session: PASS or UNDECIDED.
 
-    `change`: log(latency) less the reference's mean.
-    `limit`: log(1 + `max_regression`).
-    `others`: changes of all other rows of the session.
+    `change`: log(latency) less the reference's mean. `others`: changes of all other rows.
     """
     if others and abs(median(others)) > SHIFT:
         return Outcome.UNDECIDED  # another card, or everything changed

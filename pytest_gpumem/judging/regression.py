@@ -149,10 +149,7 @@ def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
 def at_the_sessions_end(
     run: ComparedRun, check: Check, others: Sequence[float], nodeid: str
 ) -> LimitResult:
-    """Return the screen's finding. `others`: changes of all other rows of the session.
-
-    `nodeid`: of the test, for the command that decides what is open; empty in a gate.
-    """
+    """Return the screen's finding. `nodeid`: for the command that decides; empty in a gate."""
     limit = run.limit(check)
     outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
     if outcome is Outcome.PASS:

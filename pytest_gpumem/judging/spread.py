@@ -66,11 +66,7 @@ def repetition_margin(measurement: Measurement) -> float:
 
 @functools.cache
 def quantile(confidence: float, freedom: int) -> float:
-    """Return the value that is not exceeded with this confidence, to nine digits.
-
-    `confidence`: from 0.5 on, below 1.
-    `freedom`: degrees of freedom, from 1 on.
-    """
+    """Return the value that is not exceeded with a confidence from 0.5 on, to nine digits."""
     low, high = 0.0, 1.0
     while _within(high, freedom) < 2 * confidence - 1:
         low, high = high, 2 * high

@@ -185,8 +185,7 @@ def _figures(
 
 
 def place_of(ranges: Sequence[str]) -> tuple[str, str] | None:
-    """The test and the label of a measured launch, by the open ranges of our domain, outermost
-    first; None outside of measured launches."""
+    """The test and the label of a measured launch by its open ranges, outermost first, or None."""
     # The innermost: a test that runs pytest itself has another test's ranges around it.
     for name in reversed(ranges):
         if name.endswith(f".{MEASURE}"):
@@ -209,8 +208,8 @@ def count_launches(
     folder: Path | None = None,
     metrics: Sequence[str] = METRICS,
 ) -> tuple[list[ProfiledLaunch], int]:
-    """Run pytest's `command` under Nsight Compute. Returns the measured launches, and pytest's exit
-    code. Raises `CountersForbidden`, or `NoAnswer`: nothing was counted."""
+    """Run pytest's `command` under Nsight Compute: the measured launches, and pytest's exit code.
+    Raises `CountersForbidden`, or `NoAnswer`: nothing was counted."""
     program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         log = Path(scratch, "ncu.log")

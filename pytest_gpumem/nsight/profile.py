@@ -48,10 +48,9 @@ def write_report(
     environment: Mapping[str, str],
     echo: Callable[[str], object],
 ) -> ProfileReport:
-    """Trace a test run with Nsight Systems: the range of a single selected test, else the whole
-    run. Or count its measured launches with Nsight Compute.
-    `arguments`: pytest's.
-    `nodeids`: of tests; empty for all that the arguments select.
+    """Trace a test run with Nsight Systems, or count its measured launches with Nsight Compute.
+
+    `nodeids`: of tests; empty for all that pytest's arguments select.
     `file`: the report, with or without its ending; None: a new one in the working directory.
     `chosen`: the user's options of the tool.
     Raises `UserError`; `NoAnswer`: the tool is missing, or wrote no report.
@@ -106,8 +105,7 @@ def select(
     environment: Mapping[str, str],
     echo: Callable[[str], object],
 ) -> tuple[SelectedTest, ...]:
-    """The tests that pytest would run, in its order; a process without a device collects them.
-    Raises `UserError`: the tests cannot be collected, or none is selected."""
+    """The tests that pytest would run, without a device. Raises `UserError`."""
     for test in tests:
         if test.startswith("-"):
             raise UserError(

@@ -73,8 +73,7 @@ def _printed(renderable: object, colour: bool) -> list[str]:
 
 
 def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> list[str]:
-    """A sentence in lines of at most `width` characters where its words allow it. `first` stands
-    before the first line, `indent` before the further ones."""
+    """A sentence in lines of at most `width` characters where its words allow it."""
     # A number stays with its unit; an id is never cut, so that it can be copied.
     kept = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence)
     lines = textwrap.wrap(

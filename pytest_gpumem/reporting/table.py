@@ -32,9 +32,8 @@ def table(
 ) -> str:
     """The table, the sentences under it, and the counts.
 
-    `every`: list every row, with its notes; else at most `MOST` rows, what needs a look first.
-    `saved`: nobody needs to store NEW rows.
-    `memory`: show every peak of memory, not only those with a limit.
+    `every`: list every row, with its notes; else at most `MOST`, what needs a look first.
+    `saved`: nobody needs to store NEW rows. `memory`: show every peak.
     """
     rows, facts = printable((list(rows), facts))
     measured = [row for row in rows if row.measured_something]
