@@ -122,8 +122,13 @@ def replaced(old: str, new: str) -> Change:
     return {"test_it.py": TESTS.replace(old, new, 1)}
 
 
-def test_nothing_changed_is_green_else_the_others_would_show_nothing(gate: Gate) -> None:
+def test_nothing_changed_is_green_and_nothing_is_saved(
+    gate: Gate, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUMEM_SAVE", "1")
+    saved = set(project.folder.rglob(".gpumem-baseline/**/*.json"))
     code, text = gate({})
+    assert set(project.folder.rglob(".gpumem-baseline/**/*.json")) == saved != set()
     assert code == 0, text
     assert "lost" not in text
 
