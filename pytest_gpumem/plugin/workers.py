@@ -241,7 +241,6 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
 
     A process sees one MIG instance at most: of several, each is a GPU of its own.
     `alike`: those of the model of the first.
-    `visible`: `CUDA_VISIBLE_DEVICES` of this process; None if it is not set.
     """
     if gpus and gpus[0].startswith(_MIG):
         names = [name.strip() for name in (visible or "").split(",")]

@@ -147,9 +147,11 @@ class Run:
 
 
 def run_lines(run: Run, width: int) -> list[str]:
-    lines = []
+    lines, advice = [], list[str]()
     if run.conclusion is not None:
-        lines += conclusion_lines(run.conclusion, width)
+        text = conclusion_lines(run.conclusion, width)
+        causes = len(text) - len(run.conclusion.advice)
+        lines, advice = text[:causes], text[causes:]
     else:
         for row in failing_rows(run.rows):
             lines += row_lines(row)
@@ -159,4 +161,4 @@ def run_lines(run: Run, width: int) -> list[str]:
     # The remarks of a gate name the rows without a verdict.
     if run.conclusion is None or not run.conclusion.remarks:
         lines += remedies(run.rows, store=run.conclusion is None)
-    return printable(lines)
+    return printable([*lines, *advice])

@@ -340,8 +340,7 @@ class Processes:
         """Let a process measure, and wait for its end.
 
         `tests`: node ids, of those that the first process of the side had; None: all.
-        `name`: for messages. Raises `UserError`: pytest did not accept its arguments or the
-        device, or a side imported modules of the other.
+        Raises `UserError`: pytest refused, or a side imported modules of the other.
         """
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         name = name or f"{side} ({self._sides[side].title})"

@@ -19,6 +19,7 @@ TAKEN_AS_READ = (
     "cd",
     "cp",
     "sed",
+    "echo",
     "head",
     "grep",
     "git",
