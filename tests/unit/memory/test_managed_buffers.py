@@ -131,6 +131,8 @@ def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it
     arena = Arena(device, seed=1, oversubscribes=True)
     buffer = Memory(arena).managed(8 * GiB)
     assert buffer.oversubscribed
+    with pytest.raises(OutOfMemory, match="the host has 64 GiB for evicted pages"):
+        Memory(arena).managed(65 * GiB)
     assert list(notes(device.facts, [buffer])) == [
         "8 GiB of managed memory are more than the device had free: pages are evicted to the host meanwhile"
     ]
