@@ -262,7 +262,7 @@ def equal_walks(patch: Patch) -> None:
 
 def no_hits(patch: Patch) -> None:
     """Whatever a launch reads comes from DRAM, also what it has read before."""
-    put(patch, Roofline, "keep", lambda self, allocation, nbytes: None)
+    put(patch, Roofline, "_leave_in_l2", lambda self, traffic: None)
 
     def traffic(original: Any, *arguments: Any, **options: Any) -> Any:
         made = original(*arguments, **options)
