@@ -255,7 +255,7 @@ class GpuBenchmark:
         count_pages: bool | None = None,
         **limits: Unpack[LimitKeywords],
     ) -> Result:
-        """Measure a `Case`. Keywords and errors as for the call.
+        """Measure a `Case`. Keywords as for the call.
 
         Args:
             build: called with a `Memory` for each placement of the buffers; returns the `Case`.

@@ -292,6 +292,7 @@ def test_junk_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"schema": 4, "sha256": "", "content": {"x": ' + b"[" * 900 + b"]" * 900 + b"}}", ""),
+        (b'{"x": 1}', "this is no baseline file of this plugin; remove it"),
         (b'{"schema": 1}', "$.schema: 1; this version reads 4"),
         (b'{"schema": 4, "sha256": "", "content": {"x": 1e999}}', "$.content: Out of range float"),
     ]:
