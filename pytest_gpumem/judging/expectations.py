@@ -10,12 +10,13 @@ loosens a limit is still judged by that of BASE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import field
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
@@ -181,6 +182,20 @@ def looser(
             yield LooserLimit(key, name, was, now)
 
 
+def looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
+    """Return a line for each loosened limit; tests with the same change share it."""
+    tests: dict[tuple[str, str, str | None], list[str]] = {}
+    for change in looser:
+        tests.setdefault((change.limit, change.was, change.now), []).append(change.key)
+    lines = []
+    for (limit, was, now), keys in tests.items():
+        which = keys[0] if len(keys) == 1 else counted(len(keys), "test")
+        lines.append(
+            f"limit of {which}: {limit} {was} -> {now or 'none'} in this change ({was} holds)"
+        )
+    return lines
+
+
 # How each ended
 
 
@@ -278,3 +293,22 @@ def lost(missing: Iterable[Omission]) -> list[Omission]:
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
     return [omission for omission in missing if not omission.accounted]
+
+
+def may_be_excused(omission: Omission) -> bool:
+    # What the baseline holds, this GPU measured.
+    return omission.skipped and omission.what != ROW
+
+
+def excused(
+    missing: Iterable[Omission], skipped_in_base: Collection[str], name: str
+) -> list[Omission]:
+    """A test that skips as it runs is no loss if BASE skips it too."""
+    after = []
+    for omission in missing:
+        if may_be_excused(omission) and omission.nodeid in skipped_in_base:
+            reason = f"{name} skips it too"
+            after.append(replace(omission, status=NOT_RUN, reason=reason, base_too=True))
+        else:
+            after.append(omission)
+    return after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import fmean
@@ -19,7 +19,7 @@ from pytest_gpumem.baselines.acceptances import (
 )
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
-from pytest_gpumem.judging.expectations import LooserLimit, Selection, lost
+from pytest_gpumem.judging.expectations import LooserLimit, Selection, looser_lines, lost
 from pytest_gpumem.judging.finding import counted, with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
@@ -31,7 +31,6 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
     DID_NOT_RUN,
-    NOT_RUN,
     ROW,
     TEST,
     UNJUDGED,
@@ -392,36 +391,3 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
     if verdict.outcome is Outcome.ACCEPTED:
         return State.ACCEPTED
     return State.PASSED if verdict.outcome is Outcome.PASS else State.MEASURED
-
-
-def looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
-    """Return a line for each loosened limit; tests with the same change share it."""
-    tests: dict[tuple[str, str, str | None], list[str]] = {}
-    for change in looser:
-        tests.setdefault((change.limit, change.was, change.now), []).append(change.key)
-    lines = []
-    for (limit, was, now), keys in tests.items():
-        which = keys[0] if len(keys) == 1 else counted(len(keys), "test")
-        lines.append(
-            f"limit of {which}: {limit} {was} -> {now or 'none'} in this change ({was} holds)"
-        )
-    return lines
-
-
-def may_be_excused(omission: Omission) -> bool:
-    """Return whether BASE may skip a test too: what the baseline holds, this GPU measured."""
-    return omission.skipped and omission.what != ROW
-
-
-def excused(
-    missing: Iterable[Omission], skipped_in_base: Collection[str], name: str
-) -> list[Omission]:
-    """Return what was not judged. A test that skips as it runs is no loss if BASE skips it too."""
-    after = []
-    for omission in missing:
-        if may_be_excused(omission) and omission.nodeid in skipped_in_base:
-            reason = f"{name} skips it too"
-            after.append(structs.replace(omission, status=NOT_RUN, reason=reason, base_too=True))
-        else:
-            after.append(omission)
-    return after

@@ -17,7 +17,15 @@ from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
+from pytest_gpumem.judging.expectations import (
+    LooserLimit,
+    Selection,
+    edited,
+    excused,
+    loosened,
+    looser,
+    may_be_excused,
+)
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
@@ -31,21 +39,13 @@ from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs.decisions import (
     conclude,
     crept_limits,
-    excused,
     limits_for_duet,
-    may_be_excused,
     with_creep,
     with_duets,
 )
 from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
-from pytest_gpumem.runs.processes import (
-    BASE,
-    HEAD,
-    Processes,
-    pytest_command,
-    running,
-)
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, pytest_command, running
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
 from pytest_gpumem.settings import (
     ACCEPTS,

@@ -8,7 +8,7 @@ from typing import Any
 from flagged_rows import row
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.expectations import LooserLimit
+from pytest_gpumem.judging.expectations import LooserLimit, excused, looser_lines
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines
@@ -16,8 +16,6 @@ from pytest_gpumem.runs.decisions import (
     NOTHING,
     State,
     conclude,
-    excused,
-    looser_lines,
     state_of,
 )
 
