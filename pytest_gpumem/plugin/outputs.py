@@ -448,10 +448,11 @@ def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
     revision = entries.revision(session.config)
     saved = session.store.save(rows, revision, session.settings.mode, session.baseline)
     if saved.path is not None:
-        stored = f"{saved.accepted} of {counted(len(rows), 'row')}"
-        if (revision or "").endswith(DIRTY):
-            stored += " with uncommitted changes, which no gate counts,"
-        yield f"{stored} stored in {session.store.place}"
+        line = f"{saved.accepted} of {counted(len(rows), 'row')}"
+        line += f" stored in {session.store.place}"
+        if str(revision).endswith(DIRTY):
+            line += " with uncommitted changes: no gate uses it"
+        yield line
     elif saved.refused:
         yield "no row is stored"
     else:

@@ -221,7 +221,9 @@ def test_only_the_history_that_is_shared_counts(
     assert len(stored_in(repository.path)) == 2
     (repository.path / "conftest.py").write_text("")
     git(repository.path, "add", "conftest.py")
-    gpumem("--gpumem-save").stdout.fnmatch_lines(["*with uncommitted changes, which no gate*"])
+    gpumem("--gpumem-save").stdout.fnmatch_lines(
+        ["*stored in * with uncommitted changes: no gate*"]
+    )
     git(repository.path, "reset", "-q", "--hard")
     max(stored_in(repository.path), key=lambda path: path.stat().st_mtime).unlink()
     monkeypatch.setenv(BASELINE_OF, "main")
