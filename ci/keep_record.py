@@ -19,7 +19,6 @@ from msgspec import NODEFAULT, Struct, structs, to_builtins
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.measurement import Conditions, Measurement
-from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 
@@ -66,18 +65,7 @@ def _figures(measurement: Measurement) -> Measurement:
     fields = {name: getattr(measurement, name) for name in MEASUREMENT.split()}
     fields["placements"] = tuple((float(f"{median:.9g}"),) for median in measurement.medians)
     fields["conditions"] = (Conditions(), Conditions())
-    if measurement.migrations is not None:
-        fields["migrations"] = _without_groups(measurement.migrations)
     return Measurement(**fields)
-
-
-def _without_groups(migrations: Migrations) -> Migrations:
-    def totals(counts: PageCounts | None) -> PageCounts | None:
-        return counts and structs.replace(counts, groups=())
-
-    return structs.replace(
-        migrations, before=totals(migrations.before), launch=totals(migrations.launch)
-    )
 
 
 def _short(value: Any) -> Any:
