@@ -149,7 +149,7 @@ def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
         changes: Iterable[AcceptedChange] = ()
         if isinstance(result, Row):
             changes = changes_of(result)
-        elif result.may_be_meant:
+        elif result.possibly_intended:
             changes = [AcceptedChange(result.key, "removed")]
         for change in changes:
             changed.setdefault(result.nodeid, []).append(change)

@@ -262,7 +262,7 @@ def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[t
         for accepted in changes_of(row):
             if left_out.of(row.key, accepted.figure) is None:
                 tests.append(row.nodeid)
-    lost = [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
+    lost = [omission.nodeid for omission in conclusion.missing if omission.possibly_intended]
     names = renamed(conclusion)
     loosened: dict[str, list[str]] = {}
     for change in gate.looser:

@@ -286,13 +286,13 @@ def lost(missing: Iterable[Omission]) -> list[Omission]:
     """Return those that fail a gate: lost, or left out by other than words of the command line."""
     failing = []
     for omission in missing:
-        if omission.status in (LOST, NOT_RUN) and not omission.accounted:
+        if omission.status in (LOST, NOT_RUN) and not omission.does_not_fail_strict:
             failing.append(omission)
     return failing
 
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
-    return [omission for omission in missing if not omission.accounted]
+    return [omission for omission in missing if not omission.does_not_fail_strict]
 
 
 def may_be_excused(omission: Omission) -> bool:

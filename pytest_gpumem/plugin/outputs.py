@@ -56,23 +56,23 @@ class OutputFeature(Feature):
 
     def __init__(
         self,
-        session: GpuSession,
+        gpu: GpuSession,
         expectations: ExpectationFeature,
         verdicts: VerdictFeature,
         leftovers: LeftoverFeature,
         workers: Workers,
     ) -> None:
-        self._session = session
+        self._gpu = gpu
         self._expectations, self._verdicts = expectations, verdicts
         self._leftovers, self._workers = leftovers, workers
-        if not session.is_part:  # a worker shows nothing, and writes no file
-            _check_files(session)
-        session.config.add_cleanup(self._hush)  # after pytest has put back its hook
+        if not gpu.is_part:  # a worker shows nothing, and writes no file
+            _check_files(gpu)
+        gpu.config.add_cleanup(self._silence_tracebacks)  # after pytest has put back its hook
 
     # Around tests
 
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> AbstractContextManager[None]:
-        return self._session.ranges.test(self._session.names.unique(item.nodeid), item.nodeid)
+        return self._gpu.ranges.test(self._gpu.names.unique(item.nodeid), item.nodeid)
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         return self._range(item, "setup")
@@ -81,18 +81,18 @@ class OutputFeature(Feature):
         return self._range(item, "teardown")
 
     def _range(self, item: pytest.Item, name: str) -> AbstractContextManager[None]:
-        return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), name))
+        return self._gpu.ranges.range(phase(self._gpu.names.unique(item.nodeid), name))
 
     # The end
 
-    # Around that of pytest-benchmark, which was registered before: no file is written yet.
+    # Runs outside of pytest-benchmark's hook, so before it writes files.
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        self._hush()
-        if self._leaves:
-            atexit.register(_leave, session)
+        self._silence_tracebacks()
+        if self._must_exit_at_once:
+            atexit.register(_exit_at_once, session)
         failed = self._judge_the_end(session)
-        if self._session.is_part:
+        if self._gpu.is_part:
             self._workers.send()
         else:
             self._finish(session, failed=failed)
@@ -115,7 +115,7 @@ class OutputFeature(Feature):
 
     def _finish(self, session: pytest.Session, *, failed: bool) -> None:
         """Find what is missing, write all files, and set the exit code."""
-        gpu = self._session
+        gpu = self._gpu
         complete = session.exitstatus in (*_FINE, pytest.ExitCode.TESTS_FAILED)
         self._expectations.write_selection()
         # A profiler forbids verdicts.
@@ -127,7 +127,7 @@ class OutputFeature(Feature):
             why_no_git = trouble(gpu.config.rootpath)
             if why_no_git is not None:
                 gpu.remark(f"warning: {why_no_git}")
-        tests_failed = session.exitstatus == Exit.FAILED
+        tests_failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
         strict = gpu.settings.strict
         if not _write(gpu, complete=complete):
             failed = True
@@ -144,9 +144,9 @@ class OutputFeature(Feature):
             benchmarks.handle_saving = save
 
     @property
-    def _leaves(self) -> bool:
+    def _must_exit_at_once(self) -> bool:
         """True if the process ends at once: objects of CuPy that outlive the context crash it."""
-        gpu = self._session
+        gpu = self._gpu
         gone = gpu.lost_in is not None or gpu.destroyed
         if not gone or gpu.facts.simulated:
             return False
@@ -154,9 +154,9 @@ class OutputFeature(Feature):
         is_module = program.parts[-2:] == ("pytest", "__main__.py")
         return gpu.is_part or is_module or program.stem in ("pytest", "py.test")
 
-    def _hush(self) -> None:
+    def _silence_tracebacks(self) -> None:
         """Have libraries print no traceback for each piece of lost memory, by Cython's hooks."""
-        if self._leaves:
+        if self._must_exit_at_once:
             sys.excepthook = sys.unraisablehook = _print_nothing
 
     # The terminal
@@ -164,11 +164,11 @@ class OutputFeature(Feature):
     def header(self, lines: Iterable[object]) -> Iterator[object]:
         """The session's lines in place of pytest-benchmark's, whose defaults hold for no GPU."""
         # pytest prints them from the last one on.
-        if not self._session.is_part:
-            yield [*self._workers.header(), *_header_lines(self._session)]
+        if not self._gpu.is_part:
+            yield [*self._workers.header(), *_header_lines(self._gpu)]
         for line in lines:
             is_benchmarks = str(line).startswith("benchmark: ")
-            if not is_benchmarks or self._session.config.get_verbosity() > 0:
+            if not is_benchmarks or self._gpu.config.get_verbosity() > 0:
                 yield line
 
     # Around pytest-benchmark's table, and pytest's short summary: what to do comes last.
@@ -176,13 +176,13 @@ class OutputFeature(Feature):
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
-        profiled = self._session.ranges.tool_attached()
+        profiled = self._gpu.ranges.tool_attached()
         try:
-            with entries.without_table(self._session.config, always=profiled):
+            with entries.without_table(self._gpu.config, always=profiled):
                 return (yield)
         finally:  # also if pytest-benchmark's comparison ends in an error
-            if not self._session.is_part:
-                _summarise(self._session, terminalreporter)
+            if not self._gpu.is_part:
+                _summarise(self._gpu, terminalreporter)
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         return comparison_text(left, op, right)
@@ -207,7 +207,7 @@ def _print_nothing(*_: object) -> None:
     pass
 
 
-def _leave(session: pytest.Session) -> None:
+def _exit_at_once(session: pytest.Session) -> None:
     """End the process before libraries print a traceback for each piece of lost memory."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -218,42 +218,42 @@ def _leave(session: pytest.Session) -> None:
 # The results
 
 
-def _check_files(session: GpuSession) -> None:
+def _check_files(gpu: GpuSession) -> None:
     """Raise `pytest.UsageError` if a file of the results cannot be written."""
-    files = {session.settings.origins.get("report"): _report_of(session)}
-    results = session.config.option.benchmark_json
+    files = {gpu.settings.origins.get("report"): _report_of(gpu)}
+    results = gpu.config.option.benchmark_json
     if isinstance(results, (str, os.PathLike)):  # before pytest-benchmark 5.3 an open file
-        files["--benchmark-json"] = Path(session.config.invocation_params.dir, results)
+        files["--benchmark-json"] = Path(gpu.config.invocation_params.dir, results)
     for flag, path in files.items():
         why = None if path is None else unwritable(path)
         if why is not None:
             raise pytest.UsageError(f"gpumem: {flag}: cannot write {path}: {why}")
 
 
-def _report_of(session: GpuSession) -> Path | None:
-    report = session.settings.report
+def _report_of(gpu: GpuSession) -> Path | None:
+    report = gpu.settings.report
     if report is None:
         return None
-    return Path(session.config.invocation_params.dir, Path(report).expanduser())
+    return Path(gpu.config.invocation_params.dir, Path(report).expanduser())
 
 
-def _header_lines(session: GpuSession) -> list[str]:
-    why, plan = session.chosen.fallback_reason, session.settings.to_json()
+def _header_lines(gpu: GpuSession) -> list[str]:
+    why, plan = gpu.chosen.fallback_reason, gpu.settings.to_json()
     shown = []
-    for line in header(session.facts, plan, _baseline(session), fallback_reason=why):
+    for line in header(gpu.facts, plan, _baseline(gpu), fallback_reason=why):
         shown += wrapped(line, columns(), indent="    ")
     return shown
 
 
-def _baseline(session: GpuSession) -> str:
-    baseline, folder = session.baseline, session.config.invocation_params.dir
-    place = shown = session.store.place
+def _baseline(gpu: GpuSession) -> str:
+    baseline, folder = gpu.baseline, gpu.config.invocation_params.dir
+    place = shown = gpu.store.place
     if place.is_relative_to(folder):
         shown = place.relative_to(folder)
     if baseline.note is not None:
         # Baselines of other devices, and processes that do not count, are a reason.
         why = baseline.note if devices(place) else f"none in {shown}"
-        if not session.settings.save:
+        if not gpu.settings.save:
             why += "; --gpumem-save --gpumem-processes 3 makes one"
         return why
     line = f"{counted(baseline.processes, 'process')} in {shown}"
@@ -265,120 +265,120 @@ def _baseline(session: GpuSession) -> str:
     return line
 
 
-def _write(session: GpuSession, *, complete: bool) -> bool:
+def _write(gpu: GpuSession, *, complete: bool) -> bool:
     """Save and write all files; False if that fails. `complete`: all its tests ran."""
-    anything = bool(len(session.rows) or session.missing)
+    anything = bool(len(gpu.rows) or gpu.missing)
     written = True
     if anything:
         try:
-            path = entries.write_json(session.config)
+            path = entries.write_json(gpu.config)
         except OSError as error:
-            _cannot_save(session, error)
+            _cannot_save(gpu, error)
             written = False
         else:
             if path is not None:
                 statistics = "pytest-benchmark's own statistics are off or empty"
-                session.remark(f"wrote {path} ({statistics})")
-    if session.settings.save:
+                gpu.remark(f"wrote {path} ({statistics})")
+    if gpu.settings.save:
         try:
-            for line in _save(session, complete=complete):
-                session.remark(f"--gpumem-save: {line}")
+            for line in _save(gpu, complete=complete):
+                gpu.remark(f"--gpumem-save: {line}")
         except UserError as error:
-            session.remark(f"--gpumem-save: {error}")
+            gpu.remark(f"--gpumem-save: {error}")
             written = False
-    if session.config.option.collectonly:
+    if gpu.config.option.collectonly:
         return written
-    report = _report_of(session)
-    if report is not None and not _write_report(session, report):
+    report = _report_of(gpu)
+    if report is not None and not _write_report(gpu, report):
         written = False
-    if os.environ.get("GITHUB_STEP_SUMMARY") and anything and _announces(session):
+    if os.environ.get("GITHUB_STEP_SUMMARY") and anything and _announces(gpu):
         from pytest_gpumem.reporting import github, markdown
 
-        failed = github.summarise(markdown.page(_run(session)), os.environ)
+        failed = github.summarise(markdown.page(_run(gpu)), os.environ)
         if failed is not None:
-            session.remark(failed)
+            gpu.remark(failed)
     return written
 
 
-def _cannot_save(session: GpuSession, error: OSError) -> None:
+def _cannot_save(gpu: GpuSession, error: OSError) -> None:
     why = error.strerror or error
-    session.remark(f"pytest-benchmark cannot save its results: {why}")
+    gpu.remark(f"pytest-benchmark cannot save its results: {why}")
 
 
-def _write_report(session: GpuSession, path: Path) -> bool:
-    if not len(session.rows):
-        session.remark(f"nothing was measured: {path} is not written")
+def _write_report(gpu: GpuSession, path: Path) -> bool:
+    if not len(gpu.rows):
+        gpu.remark(f"nothing was measured: {path} is not written")
         return True
     from pytest_gpumem.reporting import html
 
     try:
-        write_whole(path, html.page(_run(session)))
+        write_whole(path, html.page(_run(gpu)))
     except OSError as error:
-        session.remark(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
+        gpu.remark(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
         return False
-    if session.announces:  # a gate names its files
-        session.remark(f"--gpumem-report: wrote {path}")
+    if gpu.announces:  # a gate names its files
+        gpu.remark(f"--gpumem-report: wrote {path}")
     return True
 
 
-def _announces(session: GpuSession) -> bool:
+def _announces(gpu: GpuSession) -> bool:
     """True if verdicts are shown elsewhere: not under a profiler, nor in a gate's screen."""
-    return session.announces and not session.ranges.tool_attached()
+    return gpu.announces and not gpu.ranges.tool_attached()
 
 
-def _run(session: GpuSession) -> Run:
+def _run(gpu: GpuSession) -> Run:
     return Run(
-        rows=list(session.rows),
-        facts=session.facts,
-        settings=session.settings.to_json(),
+        rows=list(gpu.rows),
+        facts=gpu.facts,
+        settings=gpu.settings.to_json(),
         utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        revision=entries.revision(session.config),
-        past={row.key: session.baseline.past(row) for row in session.rows},
-        remarks=missing_lines(session.missing),
-        conclusion=_conclusion(session),
+        revision=entries.revision(gpu.config),
+        past={row.key: gpu.baseline.past(row) for row in gpu.rows},
+        remarks=missing_lines(gpu.missing),
+        conclusion=_conclusion(gpu),
     )
 
 
-def _summarise(session: GpuSession, writer: pytest.TerminalReporter) -> None:
+def _summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     """Print the results, the conclusion of a session that fails, and annotations."""
-    rows = rows_of_table(session)
+    rows = rows_of_table(gpu)
     lines: list[str] = []
-    if rows and session.ranges.tool_attached():
+    if rows and gpu.ranges.tool_attached():
         lines += profiled_lines(rows)
     elif rows:
         from pytest_gpumem.reporting.table import table
 
         drawn = table(
             rows,
-            session.facts,
+            gpu.facts,
             width=columns(),
             colour=writer._tw.hasmarkup,
             every=writer.verbosity > 0,
-            saved=session.settings.save or session.in_gate,
-            memory=session.settings.footprint == "on",
+            saved=gpu.settings.save or gpu.in_gate,
+            memory=gpu.settings.footprint == "on",
         )
         lines += drawn.splitlines()
-    ledger = session.ledger
+    ledger = gpu.ledger
     if ledger is not None and ledger.spent:  # workers keep accounts
         spent, total = format_time(ledger.spent), format_time(ledger.total)
         lines.append(f"budget: {spent} of {total} spent on measuring")
     # Not wrapped: some end with a command to copy.
-    lines += [*missing_lines(session.missing), *session.remarks]
-    conclusion = _conclusion(session) if _announces(session) else None
+    lines += [*missing_lines(gpu.missing), *gpu.remarks]
+    conclusion = _conclusion(gpu) if _announces(gpu) else None
     if conclusion is not None:
         lines += conclusion_lines(conclusion, columns())
     if lines:
-        simulated = " (simulated)" if session.facts.simulated else ""
+        simulated = " (simulated)" if gpu.facts.simulated else ""
         writer.ensure_newline()  # so that the section's heading has no blank line below
-        writer.section(f"gpumem: {printable(session.facts.name)}{simulated}")
+        writer.section(f"gpumem: {printable(gpu.facts.name)}{simulated}")
     for line in lines:  # pytest escapes all of a text that the output cannot encode
         writer.write_line(printable(line) if "\x1b" not in line else line)
-    if os.environ.get("GITHUB_ACTIONS") == "true" and _announces(session):
+    if os.environ.get("GITHUB_ACTIONS") == "true" and _announces(gpu):
         from pytest_gpumem.reporting import github
 
-        places = github.places_of(session.config.rootpath, session.rows.places)
+        places = github.places_of(gpu.config.rootpath, gpu.rows.places)
         writer.ensure_newline()
-        for line in github.workflow_commands(session.rows, places):
+        for line in github.workflow_commands(gpu.rows, places):
             writer.write_line(line)
 
 
@@ -394,17 +394,17 @@ def _newest_revision(baseline: Baseline) -> str | None:
     return f"{commit[:10]}{dash}{dirty}"
 
 
-def _conclusion(session: GpuSession) -> Conclusion | None:
+def _conclusion(gpu: GpuSession) -> Conclusion | None:
     """The conclusion of a session that fails by its verdicts; None of any other."""
-    strict = session.settings.strict
+    strict = gpu.settings.strict
     failing = []
-    for row in session.rows:
+    for row in gpu.rows:
         if row.measured_something and is_failure(row.verdict, strict):
             failing.append(row)
     causes = []
     if failing:
-        causes.append(failing_text(failing, rows_of_table(session)))
-    unjudged = open_under_strict(session.missing) if strict else []
+        causes.append(failing_text(failing, rows_of_table(gpu)))
+    unjudged = open_under_strict(gpu.missing) if strict else []
     if unjudged:
         causes.append(f"{len(unjudged)} not judged (--gpumem-strict)")
     if not causes:
@@ -417,13 +417,13 @@ def _conclusion(session: GpuSession) -> Conclusion | None:
             limits += absolute_limits(row)
             if any(changes_of(row)) and not accept:
                 accept.append(command(row))
-        steps = advice(_again(failing[0], session), accept, limits=limits)
-    code = Exit.NO_VERDICT if session.broken and not failing else Exit.FAILED
-    return Conclusion(code, causes, failing, session.missing, advice=steps)
+        steps = advice(_again(failing[0], gpu), accept, limits=limits)
+    code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
+    return Conclusion(code, causes, failing, gpu.missing, advice=steps)
 
 
-def _again(row: Row, session: GpuSession) -> list[str]:
-    config = session.config
+def _again(row: Row, gpu: GpuSession) -> list[str]:
+    config = gpu.config
     words = ["pytest"]
     for word in config.invocation_params.args:
         if word not in (*config.option.file_or_dir, BY_NAME["save"].flag):
@@ -431,13 +431,13 @@ def _again(row: Row, session: GpuSession) -> list[str]:
     return [*words, row.nodeid]
 
 
-def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
+def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
     """Save the rows of a session; yield lines about it. Raises `UserError`."""
     if not complete:
         yield "the session was interrupted, nothing is stored"
         return
     # Of tests that failed before they measured anything, pytest reports the failure.
-    rows = [row for row in session.rows if row.measured_something]
+    rows = [row for row in gpu.rows if row.measured_something]
     if not rows:
         yield "nothing was measured, nothing is stored"
         return
@@ -445,11 +445,11 @@ def _save(session: GpuSession, *, complete: bool) -> Iterator[str]:
     if fork is not None:
         yield f"nothing is stored of code that is not ours: {fork}"
         return
-    revision = entries.revision(session.config)
-    saved = session.store.save(rows, revision, session.settings.mode, session.baseline)
+    revision = entries.revision(gpu.config)
+    saved = gpu.store.save(rows, revision, gpu.settings.mode, gpu.baseline)
     if saved.path is not None:
         line = f"{saved.accepted} of {counted(len(rows), 'row')}"
-        line += f" stored in {session.store.place}"
+        line += f" stored in {gpu.store.place}"
         if str(revision).endswith(DIRTY):
             line += " with uncommitted changes: no gate uses it"
         yield line

@@ -39,7 +39,8 @@ class Feature:
     - `logged(report)`: before plugins read a report, also of a worker
     - `selected(session)`: after the collection
 
-    pytest's outcomes and each `ShownError` fail the test. Any other error is a mistake, which
+    In `setup`, `call`, `teardown`, `fixture` and `judge`, pytest's outcomes and each `ShownError`
+    but `Unsupported` end the test. Any other error, and these elsewhere, is a mistake, which
     changes no test: the feature is named in `broken`, takes no further part, and what it was to
     judge is UNDECIDED.
     """
@@ -71,7 +72,7 @@ class RunningHooks:
             try:
                 method(*arguments)
             except Exception as raised:
-                self._refused(raised, feature, phase, None)
+                self._meant_error(raised, feature, phase, None)
 
     def _around(
         self, phase: str, item: pytest.Item | None, *arguments: object
@@ -86,7 +87,7 @@ class RunningHooks:
                 manager.__enter__()
                 entered.append((feature, manager))
             except BaseException as raised:
-                error = self._with(error, raised, feature, phase, item)
+                error = self._error_after(error, raised, feature, phase, item)
                 if error is not None and phase != "teardown":
                     break
         # Fixtures are torn down whatever a feature raises.
@@ -96,14 +97,14 @@ class RunningHooks:
             except BaseException as raised:
                 error = raised
                 if item is not None and phase in ("setup", "call"):
-                    error = _replaced(raised, item)
+                    error = _as_pytest_outcome(raised, item)
         for feature, manager in reversed(entered):
             traceback = None if error is None else error.__traceback__
             try:
                 manager.__exit__(None if error is None else type(error), error, traceback)
             except BaseException as raised:
                 if raised is not error:
-                    error = self._with(error, raised, feature, phase, item)
+                    error = self._error_after(error, raised, feature, phase, item)
             if error is not None:
                 error.__traceback__ = traceback
         if phase == "call" and item is not None and not isinstance(error, ENDS):
@@ -112,7 +113,7 @@ class RunningHooks:
                 try:
                     method(item, error)
                 except BaseException as raised:
-                    error = self._with(error, raised, feature, "judge", item)
+                    error = self._error_after(error, raised, feature, "judge", item)
         try:
             if error is not None:
                 raise error
@@ -120,7 +121,7 @@ class RunningHooks:
         finally:
             error = None  # its traceback has this frame
 
-    def _with(
+    def _error_after(
         self,
         before: BaseException | None,
         raised: BaseException,
@@ -131,7 +132,7 @@ class RunningHooks:
         """The error that ends a phase once a feature raises: a failure takes the place of a skip,
         and is a section of the report beside another failure.
         """
-        error = self._refused(raised, feature, phase, item)
+        error = self._meant_error(raised, feature, phase, item)
         if error is None or before is None:
             return before or error
         if isinstance(before, ENDS):
@@ -143,7 +144,7 @@ class RunningHooks:
             item.add_report_section(section, "gpumem", str(error))
         return before
 
-    def _refused(
+    def _meant_error(
         self, error: BaseException, feature: Feature, phase: str, item: pytest.Item | None
     ) -> BaseException | None:
         """What a feature raises to fail a test or to end the session; None for a mistake."""
@@ -153,12 +154,12 @@ class RunningHooks:
             return error
         if item is not None and not isinstance(error, Exception):  # pytest's outcomes
             return error
-        shown = error if item is None else _replaced(error, item)
-        if shown is error or isinstance(shown, pytest.skip.Exception):  # only a test may skip
-            first_line = f"{phase}: {type(error).__name__}: {error}".partition("\n")[0]
-            self._broken.setdefault(feature.name, printable(first_line))
-            return None
-        return shown
+        is_for_the_user = isinstance(error, ShownError) and not isinstance(error, Unsupported)
+        if item is not None and is_for_the_user:
+            return _as_pytest_outcome(error, item)
+        first_line = f"{phase}: {type(error).__name__}: {error}".partition("\n")[0]
+        self._broken.setdefault(feature.name, printable(first_line))
+        return None
 
     # A test
 
@@ -222,7 +223,7 @@ class RunningHooks:
         return (yield from self._around("tests", None, session))
 
 
-def _replaced(error: BaseException, item: pytest.Item) -> BaseException:
+def _as_pytest_outcome(error: BaseException, item: pytest.Item) -> BaseException:
     """A skip, or a failure of one line with the place; or the error without frames of ours."""
     root = item.config.rootpath
     shown: BaseException
@@ -265,7 +266,7 @@ def _where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
 def _without_ours(
     traceback: TracebackType | None, test_file: Path, root: Path
 ) -> TracebackType | None:
-    """A traceback without the frames of this package outside of the user's innermost frame."""
+    """Drop our frames that call into the user's code; keep those that its innermost called."""
     kept: TracebackType | None = None
     outside = False
     for frame, file, of_the_user in reversed([*_frames(traceback, test_file, root)]):

@@ -45,7 +45,8 @@ class Comparison(Record, frozen=True):
 
     delta: float = field(name="change")  # Measured change
     reach: float | None = None
-    """What noise may hide of the change; None while the reference has one process."""
+    """Half of the change's interval, what noise may hide; None for a reference of one
+    process."""
     days: int = 1  # UTC dates of the reference
     processes: int = 1  # Processes of the reference
     same_code: bool = False  # Every process of the reference ran the same machine code
@@ -180,15 +181,15 @@ class Omission(Record, frozen=True):
     by_words: bool = False  # Words of the command line left its test out: somebody meant it
     base_too: bool = False  # BASE does not run the test of this gate either
     skipped: bool = False
-    """BASE selects the test of this gate, which skips, or fails as expected, while it runs."""
+    """BASE runs the test of this gate; here it skips, or fails as expected."""
 
     @property
-    def accounted(self) -> bool:
+    def does_not_fail_strict(self) -> bool:
         """True if it leaves the exit code of a strict session as it is."""
         return self.status == ACCEPTED or self.by_words or self.base_too
 
     @property
-    def may_be_meant(self) -> bool:
+    def possibly_intended(self) -> bool:
         """True if it is lost, and no failure or crash is the reason."""
         return (
             self.status == LOST
@@ -215,7 +216,11 @@ def selects(name: str, nodeid: str) -> bool:
 def covers(name: str, key: str) -> bool:
     """True if a name is a row's key, or a node id that selects the row's test."""
     of_test = key_of(name, "")
-    return key in (name, of_test) or key.startswith(f"{of_test}[") or selects(name, key)
+    if key in (name, of_test):  # a key "t.py::a[label]", or a test "t.py::a" without a label
+        return True
+    if key.startswith(f"{of_test}["):  # a test "t.py::a" with any label
+        return True
+    return selects(name, key)  # "t.py", a folder, a class
 
 
 def key_of(nodeid: str, label: str) -> str:

@@ -106,7 +106,7 @@ def renamed(conclusion: Conclusion) -> dict[str, str]:
     names_now = {}
     for omission in conclusion.missing:
         names = new.get(omission.nodeid.partition("::")[0], [])
-        if omission.status == LOST and omission.may_be_meant and len(set(names)) == 1:
+        if omission.status == LOST and omission.possibly_intended and len(set(names)) == 1:
             names_now[omission.nodeid] = names[0]
     return names_now
 
