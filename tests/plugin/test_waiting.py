@@ -15,13 +15,13 @@ GPU_OF_ANOTHER = """
     from dataclasses import replace
     from msgspec import structs
     from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import exclusive, start
+    from pytest_gpumem.plugin import isolation, start
     from pathlib import Path
 
     chosen = opening.choose("sim")
     start.choose = lambda choice: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
-    exclusive.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
-    exclusive.PATIENCE, exclusive.LIMIT = 0.01, {limit}
+    isolation.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
+    isolation.PATIENCE, isolation.LIMIT = 0.01, {limit}
 """
 """A conftest: the simulated device as a GPU that has a lock."""
 
