@@ -64,8 +64,9 @@ def touch(
     sectors: float = SECTORS_COALESCED,
     **traits: bool,
 ) -> Access:
-    """Return an access to `elements` distinct elements of an array (default: all), requested
-    `requests` times in total (default: once each). `traits`: flags of `Access`."""
+    """Return an access to `elements` distinct elements of an array (default: all). `requests`:
+    elements requested in total, repeats counted (default: once each). `sectors`: of a request of a
+    warp. `traits`: flags of `Access`."""
     array = call.arrays[name]
     if elements is None:
         elements = array.size

@@ -1,5 +1,5 @@
-"""The two experiments on persisting L2, and the table in shared memory instead
-(`kernels/l2_persistence.cu`)."""
+"""The experiments on persisting L2 of Lei Mao's article and of the Best Practices Guide, and the
+table in shared memory instead (`kernels/l2_persistence.cu`)."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 1024
 _REMAINDER_CYCLES = 7.0
-"""Of an SM, for an iteration of a warp of `reset_data`: nearly all for its 64-bit remainder."""
+"""SM cycles of a warp's iteration: a 64-bit `%` takes about 30 instructions, on four schedulers."""
 
 
 def _reset_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    # The text launches 32 blocks, a quarter of an H100's SMs: `with_grid(32)`.
+    # The article launches 32 blocks, a quarter of an H100's SMs: `with_grid(32)`.
     return grid(call, 2 * facts.sm_count, _THREADS)
 
 
 def _reset_accesses(call: Call) -> tuple[Access, ...]:
     data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
-    rows = min(table.size, data.size)
+    entries = min(table.size, data.size)
     return (
-        touch("lut_persistent", "read", call, elements=rows, requests=data.size),
+        touch("lut_persistent", "read", call, elements=entries, requests=data.size),
         touch("data_streaming", "write", call),
     )
 
@@ -88,7 +88,6 @@ def _shared_accesses(call: Call) -> tuple[Access, ...]:
 
 
 def _cycles(call: Call) -> float:
-    # The 64-bit remainder decides: some 30 instructions of each warp, on four schedulers.
     return _REMAINDER_CYCLES * call.arrays["data_streaming"].size / WARP
 
 

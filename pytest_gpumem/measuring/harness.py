@@ -35,7 +35,7 @@ from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Conditions
 
 HOLD_TIMEOUT = 0.5  # seconds: work that waits for the device would never return
-FLUSH_FACTOR = 2  # size of a flush over L2: an eighth of the sample before survives random eviction
+FLUSH_FACTOR = 2  # flush size over L2; 1/8 of the earlier lines stay where eviction is random
 BLOCKS_PER_SM = 2  # grid of the idle launch: full, like that of measured kernels
 STREAMS = 4  # that take turns: launch overhead differs between them, by 30 ns on an H200
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
@@ -43,8 +43,8 @@ FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on e
 BUSY = 2.0  # reading of an idle launch over the usual, above which the device is busy
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
 LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
-"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. Looks of a
-single rhythm could all miss work of the same rhythm."""
+"""Seconds of pauses, in turn, that let other Python threads launch; uneven, so that no rhythm of
+theirs is missed."""
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -214,13 +214,12 @@ class Harness:
         if self._after_a_pause() > SURELY_BUSY:
             return True
         (reading,) = self._readings(self.streams[:1], self.idle, 2, hold=True)
+        # Twice the usual, or 30 us where the usual is slow.
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def _after_a_pause(self) -> float:
-        """Return the seconds that an idle launch waits for room after a pause.
-
-        No hold: it would begin when there is room.
-        """
+        """Return the seconds that an idle launch waits for SMs after a pause: between its events,
+        less those of queueing on the host. Behind a hold the first event would wait too."""
         device, stream, idle = self.device, self.streams[0], self.idle
         start, end = device.streams.event(), device.streams.event()
         device.pause(next(self._pauses))
@@ -234,7 +233,8 @@ class Harness:
         return device.streams.elapsed(start, end) - queued
 
     def after_passes(self, *, busy: bool, counted: bool, looked: bool) -> None:
-        """Measure the floors anew where other work or a first look by CUPTI may change them."""
+        """Have the floors measured anew where they may have changed: other work kept the device
+        `busy`, CUPTI `counted` migrations, or it `looked` at launches for the first time."""
         first_look = looked and not self._watched and not self.device.facts.simulated
         if counted or first_look:
             self._watched = True
@@ -288,7 +288,7 @@ class Disturbances:
         """
         reported = self._device.conditions()
         self._clocks.append(statistics.median(clocks) if clocks else None)
-        conditions = self._slowing(reported, self._clocks[-1])
+        conditions = self._only_slowing(reported, self._clocks[-1])
         self.seen.append(conditions)
         if self._device.now() - self._looked >= LOOK_SECONDS:
             self.look(1)
@@ -296,14 +296,16 @@ class Disturbances:
             self.wait_out()
         return bool(conditions.throttle_reasons)
 
-    def slowed(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
-        """Return conditions without throttle reasons that slowed nothing."""
+    def only_slowing(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
+        """Return the conditions with those throttle reasons alone that slowed the samples."""
         if not self._clocks:
             return before, after
-        return self._slowing(before, self._clocks[0]), self._slowing(after, self._clocks[-1])
+        return self._only_slowing(before, self._clocks[0]), self._only_slowing(
+            after, self._clocks[-1]
+        )
 
-    def _slowing(self, reported: Conditions, ran_at_hz: float | None) -> Conditions:
-        """Return conditions without throttle reasons if the SM clock ran at full speed."""
+    def _only_slowing(self, reported: Conditions, ran_at_hz: float | None) -> Conditions:
+        """Drop all throttle reasons if the SM clock ran at full speed."""
         highest, reasons = self._device.facts.sm_clock_hz, reported.throttle_reasons
         if not reasons or ran_at_hz is None or highest is None or ran_at_hz < FULL_SPEED * highest:
             return reported

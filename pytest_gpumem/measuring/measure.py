@@ -142,7 +142,7 @@ class _Measuring:
             self.others = Disturbances(harness, WAIT_SHARE * plan.budget)
             self._sample()
         others, readings = self.others, sampler.readings
-        before, after = others.slowed(before, device.conditions())
+        before, after = others.only_slowing(before, device.conditions())
 
         # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
         migrations, ran = None, None
@@ -255,7 +255,7 @@ class _Measuring:
                     continue  # more placements show which mode counts
                 if not stopping.go_on(
                     self._counting(medians),
-                    wanted=plan.precision,
+                    wanted_share=plan.precision,
                     placements=wanted,
                     most=most,
                     spent=spent,
@@ -357,7 +357,7 @@ class _Measuring:
         chunk = quota
         if cost > 0:
             chunk = max(1, int(CHUNK_SECONDS / (cost * places)))
-        if not side_by_side and (sampler.latency or 0.0) >= stopping.SHORT:
+        if not side_by_side and (sampler.latency or 0.0) >= stopping.SHORT_LAUNCH:
             chunk = min(chunk, stopping.FEW_IN_TURN)
         readings.begin(places)
         enough = False
@@ -373,13 +373,13 @@ class _Measuring:
             spent = self.device.now() - begun
             if side_by_side:
                 enough = stopping.enough(
-                    readings.live, wanted=plan.precision, spent=spent, budget=budget
+                    readings.live, wanted_share=plan.precision, spent=spent, budget=budget
                 )
             else:
                 enough = stopping.enough_in_turn(
                     readings.live[0],
                     self._counting(readings.medians),
-                    wanted=plan.precision,
+                    wanted_share=plan.precision,
                     placements=wanted,
                     most=quota,
                 )

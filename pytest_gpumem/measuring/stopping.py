@@ -14,17 +14,17 @@ import numpy as np
 
 from pytest_gpumem.judging.spread import quantile
 
-LEAST = 1e-3  # least seconds of sampling of a measurement, however little time is left
-LEAST_SAMPLES = 3  # samples of a placement of a launch that is slow for the budget
+LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
+LEAST_SAMPLES = 3  # of a placement, where a launch is slow for the budget
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise
-NOTHING = 0.12  # share of the budget that counts as next to nothing
+NEGLIGIBLE_SHARE = 0.12  # of the budget: as good as free
 MOST_SAMPLES = 1000  # placements and processes differ by more than further samples resolve
 MOST_PLACEMENTS_FACTOR = 4  # over the wanted number, while the interval is too wide
 ENOUGH_SAMPLES = 25  # that each placement may take, where placements follow each other
-BELOW_PROCESSES = 10e-9  # standard error from samples: processes differ by 24 ns or more
+BELOW_PROCESSES = 10e-9  # seconds: standard error from samples: processes differ by 24 ns or more
 NEGLIGIBLE = 0.5  # standard error from samples over that from placements
 FEW_IN_TURN = 12  # samples from which those of a placement in turn tell their noise
-SHORT = 40e-6  # a launch below which samples vary by per cents, and cost next to nothing
+SHORT_LAUNCH = 40e-6  # seconds; shorter ones vary by per cents, and cost next to nothing
 SPREAD_SHARE = 0.25  # standard error of a placement's median over the deviation between placements
 
 # The test for a trend in a warm-up.
@@ -34,8 +34,8 @@ RESOLVED = 0.0075  # largest standard error of the drift within the window, as a
 DRIFT = 0.002  # share of the median below which a trend does not matter
 LEVEL = 0.05  # significance level
 _MEDIANS = 2 * 1.2533
-"""sqrt(2 pi): the standard error of the difference between the medians of a normal series' halves,
-times the square root of its length, over the standard deviation."""
+"""sqrt(2 pi). Of normal samples the difference between the medians of both halves has the standard
+error 2 * 1.2533 * sigma / sqrt(n)."""
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -51,10 +51,10 @@ def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | No
     return factor * deviation(medians) / math.sqrt(len(medians))
 
 
-def precise(medians: Sequence[float], wanted: float) -> bool:
-    """True if the half-width is within the share `wanted` of the mean."""
+def precise(medians: Sequence[float], wanted_share: float) -> bool:
+    """True if the half-width is within the share `wanted_share` of the mean."""
     width = half_width(medians)
-    return width is not None and width <= wanted * statistics.fmean(medians)
+    return width is not None and width <= wanted_share * statistics.fmean(medians)
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
@@ -83,25 +83,26 @@ def _quantile(ordered: np.ndarray[Any, Any], share: float) -> Any:
 
 
 def enough(
-    placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float
+    placements: Sequence[Sequence[float]], *, wanted_share: float, spent: float, budget: float
 ) -> bool:
     """True if placements that are sampled side by side need no more samples.
 
     `placements`: samples so far, of each placement. `spent`: since the first sample.
     """
-    least = min(len(samples) for samples in placements)
+    counts = [len(samples) for samples in placements]
+    least, count = min(counts), sum(counts)
+    # Three samples each; after twice the budget a single sample is enough.
     if least < LEAST_SAMPLES and (least < 1 or spent <= 2 * budget):
         return False
-    count = sum(len(samples) for samples in placements)
     if spent >= budget or count >= MOST_SAMPLES:
         return True
-    if count < FEW_SAMPLES and spent < NOTHING * budget:
+    if count < FEW_SAMPLES and spent < NEGLIGIBLE_SHARE * budget:
         return False
     medians = [statistics.median(samples) for samples in placements]
     noise = sampling_error(placements)
     if len(medians) < 2:
-        return 1.96 * noise <= wanted * medians[0]
-    if precise(medians, wanted) or noise <= BELOW_PROCESSES:
+        return 1.96 * noise <= wanted_share * medians[0]
+    if precise(medians, wanted_share) or noise <= BELOW_PROCESSES:
         return True
     # The interval is wide because of the placements, which more samples do not change.
     return noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
@@ -137,7 +138,12 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
 
 
 def enough_in_turn(
-    samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int
+    samples: Sequence[float],
+    medians: Sequence[float],
+    *,
+    wanted_share: float,
+    placements: int,
+    most: int,
 ) -> bool:
     """True if a placement that follows others needs no more samples than it has.
 
@@ -146,30 +152,33 @@ def enough_in_turn(
     if len(samples) >= most:
         return True
     middle = statistics.median(samples)
-    if len(samples) < FEW_IN_TURN or middle < SHORT:
+    if len(samples) < FEW_IN_TURN or middle < SHORT_LAUNCH:
         return False
     spread = deviation(medians) if len(medians) > 2 else 0.0
-    negligible = NEGLIGIBLE * wanted * middle * math.sqrt(placements)
+    negligible = NEGLIGIBLE * wanted_share * middle * math.sqrt(placements)
     return sampling_error([samples]) <= max(negligible, SPREAD_SHARE * spread)
 
 
 def go_on(
     medians: Sequence[float],
     *,
-    wanted: float,
+    wanted_share: float,
     placements: int,
     most: int,
     spent: float,
     budget: float,
 ) -> bool:
-    """True if another placement is to be measured: of `placements`, or then of `most`."""
+    """True if another placement is to be measured: of `placements`, within twice the budget; then,
+    up to `most`, while the interval is too wide and the budget lasts."""
     if placements == 1:
         return not medians  # it stays where it is
-    if len(medians) >= 2 and spent * (1 + 1 / len(medians)) > 2 * budget:
-        return False
+    if len(medians) >= 2:
+        with_another = spent * (1 + 1 / len(medians))
+        if with_another > 2 * budget:
+            return False
     if len(medians) < placements:
         return True
-    return len(medians) < most and spent < budget and not precise(medians, wanted)
+    return len(medians) < most and spent < budget and not precise(medians, wanted_share)
 
 
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
@@ -235,7 +244,7 @@ class Ledger:
     def share(self, test: str) -> float:
         """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
         tests = len(self._waiting | {test})
-        return max((self.total - self.spent) / tests, LEAST)
+        return max((self.total - self.spent) / tests, LEAST_SECONDS)
 
     def took(self, seconds: float) -> None:
         """Count the seconds of a measurement, finished or not."""

@@ -36,10 +36,10 @@ HOST = "host"
 class Work(Target):
     """Work that stays where it is: addresses make no difference to a link."""
 
-    restores = True  # launches that spread over streams do not follow each other in a batch
-    parts: tuple[Work, ...] = ()  # of work that overlaps: each whole
-    streams = 0  # that the parts are spread over
-    chunks: int | None = None  # pieces that the data is cut into, if it is
+    restores = True  # so no batch: launches spread over streams do not follow each other
+    parts: tuple[Work, ...] = ()  # what overlaps in it, each to be measured alone too
+    streams = 0  # how many the parts are spread over
+    chunks: int | None = None  # how many pieces the data is cut into, if it is
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Work(Target):
         poison: Queue = nothing,
         verify: Callable[[], None] | None = None,
     ) -> None:
-        """`engines`: that it keeps busy. `queue`: queues a run; for work of the host, does it."""
+        """`engines`: those that the work occupies. `queue`: queues a run; work of the host runs at
+        once."""
         super().__init__(name, arena.device, arena.stream)
         self.engines, self.queue, self._queues = frozenset(engines), queue, [queue]
         self.poison, self.verify, self.waits = poison, verify, HOST in self.engines
@@ -67,7 +68,7 @@ class Works:
         self._staged: dict[tuple[object, ...], tuple[Buffer, Buffer, Buffer | None]] = {}
 
     def copy(self, destination: Any, source: Any, *, pieces: int = 1) -> Work:
-        """A copy by a copy engine.
+        """A copy by a copy engine; inside one GPU the SMs copy.
 
         Args:
             destination, source: buffers, or NumPy arrays, which are pageable memory.
@@ -214,7 +215,8 @@ class Works:
         """
         _check("after", (before, work))
         work = copy.copy(work)
-        work.prepare, work.parts = before.queue, ()  # parts alone would lack it
+        work.prepare = before.queue
+        work.parts = ()  # measured alone they would run without `before`
         return work
 
     @on_its_device
@@ -228,10 +230,17 @@ class Works:
         _check("together", works)
         device = self.device
         _check_engines(device, _engines(works))
-        on_host = [work for work in works if work.engines == {HOST}]
-        on_device = [work for work in works if work.engines != {HOST}]
+        on_host, on_device = [], []
+        for work in works:
+            if work.engines == {HOST}:
+                on_host.append(work)
+            else:
+                on_device.append(work)
         lanes = [device.streams.create() for _ in on_device]
-        checks = [work.verify for work in works if work.verify is not None]
+        checks = []
+        for work in works:
+            if work.verify is not None:
+                checks.append(work.verify)
 
         def queue(stream: Stream) -> None:
             for lane in lanes:
@@ -354,7 +363,7 @@ class Works:
 
         An asynchronous call returns first.
         """
-        _check("enqueue", (work, work))
+        _check_work(work)
         device, stream = self.device, self._arena.stream
         work.queue(stream)  # the first run loads kernels
         device.streams.synchronize(stream)
@@ -411,10 +420,14 @@ def _several(
 
 def _check(name: str, works: Sequence[object]) -> None:
     for work in works:
-        if not isinstance(work, Work):
-            raise BadCall(f"{work!r} is no work; gpu_work makes it")
+        _check_work(work)
     if len(works) < 2:
         raise BadCall(f"{name} takes at least two pieces of work, not {len(works)}")
+
+
+def _check_work(work: object) -> None:
+    if not isinstance(work, Work):
+        raise BadCall(f"{work!r} is no work; gpu_work makes it")
 
 
 def _engines(works: Iterable[Work]) -> frozenset[str]:

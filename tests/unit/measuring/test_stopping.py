@@ -14,8 +14,8 @@ from pytest_gpumem.measuring.stopping import (
     FEW_SAMPLES,
     LEAST_SAMPLES,
     MOST_SAMPLES,
-    NOTHING,
-    SHORT,
+    NEGLIGIBLE_SHARE,
+    SHORT_LAUNCH,
     enough,
     enough_in_turn,
     go_on,
@@ -75,7 +75,7 @@ def stops_at(
     for count in range(1, placements.shape[1] + 1):
         if enough(
             rounds_of(placements, count),
-            wanted=wanted,
+            wanted_share=wanted,
             spent=count * len(placements) * cost,
             budget=budget,
         ):
@@ -101,7 +101,7 @@ def test_a_cheap_measurement_takes_its_few_samples_however_quiet_it_is() -> None
 
 
 def test_a_dear_one_stops_as_soon_as_it_is_precise() -> None:
-    dear = NOTHING / LEAST_SAMPLES / 16
+    dear = NEGLIGIBLE_SHARE / LEAST_SAMPLES / 16
     assert stops_at(made(1e-4, 1e-5), cost=dear) == LEAST_SAMPLES
     assert stops_at(made(1e-4, 1e-5), cost=dear / 4) == 4 * LEAST_SAMPLES
 
@@ -136,7 +136,7 @@ def test_sampling_in_chunks_looks_at_the_numbers_that_may_be_enough() -> None:
 def test_each_placement_has_three_samples_unless_the_budget_is_spent_twice() -> None:
     assert stops_at(made(0.5, 0.0), cost=1 / 16) == LEAST_SAMPLES
     assert stops_at(made(0.5, 0.0), cost=2.5 / 16) == 1
-    assert not enough([[1.0], []], wanted=0.1, spent=100.0, budget=1.0)
+    assert not enough([[1.0], []], wanted_share=0.1, spent=100.0, budget=1.0)
 
 
 # Placements that follow each other
@@ -155,7 +155,7 @@ def test_samples_are_shared_over_placements_within_bounds() -> None:
 
 
 def in_turn(samples: list[float], medians: list[float] = [], *, most: int = 64) -> bool:  # noqa: B006
-    return enough_in_turn(samples, medians, wanted=0.001, placements=8, most=most)
+    return enough_in_turn(samples, medians, wanted_share=0.001, placements=8, most=most)
 
 
 def test_a_placement_in_turn_stops_where_its_own_noise_does_not_decide() -> None:
@@ -171,16 +171,16 @@ def test_a_placement_in_turn_stops_where_its_own_noise_does_not_decide() -> None
 
 
 def test_short_launches_take_all_of_their_samples_in_turn() -> None:
-    assert not in_turn([SHORT / 2] * 63)
-    assert in_turn([SHORT] * FEW_IN_TURN)
+    assert not in_turn([SHORT_LAUNCH / 2] * 63)
+    assert in_turn([SHORT_LAUNCH] * FEW_IN_TURN)
 
 
 WIDE = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.1, 0.9]
 
 
 def test_one_wanted_placement_stays_one() -> None:
-    assert go_on([], wanted=0.001, placements=1, most=4, spent=0.0, budget=1.0)
-    assert not go_on([1.0], wanted=0.001, placements=1, most=4, spent=0.0, budget=1.0)
+    assert go_on([], wanted_share=0.001, placements=1, most=4, spent=0.0, budget=1.0)
+    assert not go_on([1.0], wanted_share=0.001, placements=1, most=4, spent=0.0, budget=1.0)
 
 
 def test_go_on() -> None:
@@ -197,5 +197,6 @@ def test_go_on() -> None:
         ([1.0, 1.0 + 1e-6] * 4, 0.5, False),  # precise
     ]:
         assert (
-            go_on(medians, wanted=0.001, placements=8, most=32, spent=spent, budget=1.0) is expected
+            go_on(medians, wanted_share=0.001, placements=8, most=32, spent=spent, budget=1.0)
+            is expected
         ), (medians, spent, expected)
