@@ -28,7 +28,7 @@ from pytest_gpumem.records.what_ran import (
     StepKind,
     WhatRan,
     argument_words,
-    hidden,
+    masked,
     ran_the_same,
 )
 from pytest_gpumem.units import short_bytes
@@ -142,7 +142,7 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
-        old, new = before.split(), hidden(after, before).split()
+        old, new = before.split(), masked(after, before).split()
         if old != new and (len(old) <= 2 or len(old) != len(new)):
             yield f"argument {number}", argument_words(old), argument_words(new)
             continue

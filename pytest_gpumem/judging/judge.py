@@ -129,8 +129,8 @@ def _ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
             records.append(process.what_ran)
     if not records:
         return None
-    together = what_ran.together(records)
-    if together is not None:
-        return together
+    merged = what_ran.merged_record(records)
+    if merged is not None:
+        return merged
     why = "processes of the same run did not run the same"
     return replace(records[0], digest=None, not_watched=why)

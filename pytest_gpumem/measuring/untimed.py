@@ -19,7 +19,7 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
 from pytest_gpumem.records.measurement import NOTHING_RAN
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.what_ran import WhatRan, together, what_ran
+from pytest_gpumem.records.what_ran import WhatRan, merged_record, what_ran
 from pytest_gpumem.units import format_bytes
 
 LOOKS = 2  # at each stream: short work that is seen only once is of another origin
@@ -241,7 +241,7 @@ def find_what_ran(
         if once or seen.digest is None:
             merged = seen
         elif before is not None:
-            merged = together([before, seen])
+            merged = merged_record([before, seen])
         if merged is not None:
             state = _state(target, managed)
             return what_ran(merged.launch, state, not_watched=merged.not_watched)

@@ -1,5 +1,5 @@
-"""What a launch of a measurement ran: exact, without times, so that unchanged code gives equal
-records."""
+"""What a launch, which is a run of the target, ran: exact, without times, so that unchanged code
+gives equal records."""
 
 from __future__ import annotations
 
@@ -148,30 +148,33 @@ def what_ran(
     return WhatRan(digest, steps, tuple(order), state, not_watched)
 
 
-def together(records: Sequence[WhatRan]) -> WhatRan | None:
+def merged_record(records: Sequence[WhatRan]) -> WhatRan | None:
     """Return the record of launches that should run the same, without the words of arguments that
     differ between them; None if they differ otherwise, or if one has no digest."""
     merged = records[0]
     for record in records[1:]:
-        merged = _with_arguments(merged, record, differing=True)
-    others = [_with_arguments(record, merged) for record in records]
+        merged = _masked_like(merged, record, differing=True)
+    others = [_masked_like(record, merged) for record in records]
     return merged if ran_the_same(merged, others) else None
 
 
 def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
     """Return True if a launch ran the same as all past ones. Words of arguments that a past record
     leaves out are not compared. A word that only `record` leaves out counts as a change."""
-    if not past or any(each.digest is None for each in (record, *past)):
+    if not past or record.digest is None:
         return False
+    # Collect each `?` of the past, put them into every record, and compare digests.
     compared = past[0]
     for other in past[1:]:
-        compared = _with_arguments(compared, other)
-    masked = [_with_arguments(other, compared) for other in (record, *past)]
-    return all(other.digest == compared.digest for other in masked)
+        compared = _masked_like(compared, other)
+    for other in (record, *past):
+        if other.digest is None or _masked_like(other, compared).digest != compared.digest:
+            return False
+    return True
 
 
-def _with_arguments(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:
-    """`record` with each argument as `hidden` by that of `other`."""
+def _masked_like(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:
+    """`record` with each argument as `masked` by that of `other`."""
     if record.digest in (None, other.digest) or len(record.order) != len(other.order):
         return record
     launch = []
@@ -180,7 +183,7 @@ def _with_arguments(record: WhatRan, other: WhatRan, *, differing: bool = False)
         if len(mine) == len(its) > 0:
             left = []
             for pair in zip(mine, its, strict=True):
-                left.append(hidden(*pair, differing=differing))
+                left.append(masked(*pair, differing=differing))
             launch.append(replace(step, arguments=tuple(left)))
         else:
             launch.append(step)
@@ -212,9 +215,9 @@ def argument_text(value: bytes, offset: int, memory: Callable[[int], str | None]
     return " ".join(words)
 
 
-def hidden(first: str, second: str, *, differing: bool = False) -> str:
+def masked(first: str, second: str, *, differing: bool = False) -> str:
     """Return the first text without the words that the second leaves out or, if `differing`,
-    has other values of. Texts of different sizes stay whole."""
+    has other values of: "5 12" and "5 ?" give "5 ?". Texts of different sizes stay whole."""
     words, others = first.split(), second.split()
     if len(words) != len(others):
         return first

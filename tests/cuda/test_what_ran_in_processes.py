@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.records.schema import from_plain
-from pytest_gpumem.records.what_ran import WhatRan, ran_the_same, together
+from pytest_gpumem.records.what_ran import WhatRan, merged_record, ran_the_same
 
 ROWS = Path(__file__).resolve().with_name("what_ran_rows.py")
 GROUP = 3  # processes of a run
@@ -165,7 +165,7 @@ def test_two_runs_of_three_processes_agree(
     differing = []
     for key in first:
         records = [from_plain(rows[key]["what_ran"], WhatRan) for rows in (first, *others)]
-        base, head = together(records[:GROUP]), together(records[GROUP:])
+        base, head = merged_record(records[:GROUP]), merged_record(records[GROUP:])
         if base is None or head is None or not ran_the_same(head, [base]):
             unread = next((record.not_watched for record in records if record.not_watched), None)
             differing.append(f"{key}: {unread or 'other digests'}")

@@ -15,9 +15,9 @@ from pytest_gpumem.records.what_ran import (
     StepKind,
     WhatRan,
     argument_text,
-    hidden,
+    masked,
+    merged_record,
     ran_the_same,
-    together,
     what_ran,
 )
 
@@ -61,12 +61,12 @@ BLOCKS = st.integers(1, 40).flatmap(
 def test_words_that_differ_are_left_out_and_no_others(blocks: tuple[bytes, bytes]) -> None:
     one, other = (argument_text(block, 0, lambda _: None) for block in blocks)
     assert (one == other) is (blocks[0] == blocks[1])
-    common = hidden(one, other, differing=True)
-    assert common == hidden(other, one, differing=True)
+    common = masked(one, other, differing=True)
+    assert common == masked(other, one, differing=True)
     words = [[block[at : at + 4] for at in range(0, len(block), 4)] for block in blocks]
     differing = [first != second for first, second in zip(*words, strict=True)]
     assert [word == "?" for word in common.split()] == differing
-    assert hidden(one, common) == hidden(other, common) == common
+    assert masked(one, common) == masked(other, common) == common
     assert re.search(PATTERN, common)
 
 
@@ -89,13 +89,15 @@ def test_the_digest_is_of_the_arguments_too() -> None:
 
 
 def test_words_that_differ_between_launches_are_left_out() -> None:
-    both = together([launch("5", "12 9"), launch("5", "13 9"), launch("5", "12 9")])
+    both = merged_record([launch("5", "12 9"), launch("5", "13 9"), launch("5", "12 9")])
     assert both is not None
     assert both.steps[0].arguments == ("5", "? 9")
-    assert together([launch("5"), launch("5", "6")]) is None
-    assert together([launch("5"), launch("5", code="b")]) is None
-    assert together([launch("5"), what_ran([Step(StepKind.KERNEL, "k", code="a")], {})]) is None
-    same = together([launch("5"), launch("5")])
+    assert merged_record([launch("5"), launch("5", "6")]) is None
+    assert merged_record([launch("5"), launch("5", code="b")]) is None
+    assert (
+        merged_record([launch("5"), what_ran([Step(StepKind.KERNEL, "k", code="a")], {})]) is None
+    )
+    same = merged_record([launch("5"), launch("5")])
     assert same is not None
     assert same.digest == launch("5").digest
 
@@ -103,7 +105,7 @@ def test_words_that_differ_between_launches_are_left_out() -> None:
 def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_out_is_a_change() -> (
     None
 ):
-    past = together([launch("5", "12 9"), launch("5", "13 9")])
+    past = merged_record([launch("5", "12 9"), launch("5", "13 9")])
     assert past is not None
     assert ran_the_same(launch("5", "aa 9"), [past])
     assert ran_the_same(launch("5", "aa 9"), [past, launch("5", "b 9")])
