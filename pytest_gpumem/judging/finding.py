@@ -31,6 +31,10 @@ class Check:
         """The limit in words: "max_waits 0 (marker)"."""
         return f"{self.name} {self.written} ({self.origin})"
 
+    @property
+    def needs_duet(self) -> str:
+        return f"{self.limit} needs a duet"
+
     def finding(self, outcome: Outcome, reason: str, code: Code | None = None) -> LimitResult:
         return LimitResult(self.name, outcome, code, reason)
 
@@ -87,7 +91,7 @@ def basis(measurement: Measurement) -> str:
 
 
 def window_text(window: Window | None) -> str:
-    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", or "none"."""
+    """Such as "8 MiB at hit ratio 1 and a set-aside of 9 MiB", or "none"."""
     if window is None:
         return "none"
     parts = [short_bytes(window.nbytes)]

@@ -139,8 +139,12 @@ def _of_bytes(
 def _growth(
     check: Check, footprint: Footprint, past: Sequence[Footprint], no_history: str | None
 ) -> LimitResult:
-    watched = [run for run in past if run.watched]  # the others have waits alone
-    alike = [run for run in watched if comparable(footprint, run)]
+    watched, alike = False, []
+    for run in past:
+        if run.watched:  # the others have waits alone
+            watched = True
+            if comparable(footprint, run):
+                alike.append(run)
     if watched and not alike:
         return check.measured_differently("the driver's allocations are watched on a single side")
     if not alike:
@@ -159,6 +163,5 @@ def _growth(
     if peak > most and min(saved) < greatest:
         low, high = short_bytes(min(saved)), short_bytes(greatest)
         figure += f"; unchanged code varies between {low} and {high}"
-        reason = f"{check.limit} needs a duet: {figure}"
-        return check.finding(Outcome.UNDECIDED, reason, Code.NOISY)
+        return check.finding(Outcome.UNDECIDED, f"{check.needs_duet}: {figure}", Code.NOISY)
     return check.at_most(peak, most, figure, Code.TOO_MUCH_MEMORY)

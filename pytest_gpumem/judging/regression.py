@@ -156,7 +156,7 @@ def at_the_sessions_end(
         sure = f"{run.reference.confidence(run.same_code) * 100:g} %"
         reason = f"within {check.limit}; we are {sure} sure that it is not slower by the limit"
         return check.finding(outcome, f"{run.text}: {reason}")
-    code, needs = Code.NOISY, f"{check.limit} needs a duet"
+    code, needs = Code.NOISY, check.needs_duet
     # What a reader acts on comes first.
     if run.log_ratio > limit:
         code = Code.LOOKS_SLOWER
