@@ -54,7 +54,7 @@ FAIL_OPENS = [
         'return LOST, f"{its} test is no longer collected"',
         'return NOT_RUN, f"{its} test is no longer collected"',
     ),
-    (CORE, 'return UNJUDGED, f"the test', 'return "accepted", f"the test'),
+    (CORE, 'return UNDECIDED, f"the test', 'return "accepted", f"the test'),
     (CORE, "return ending._replace(by_words=False, in_base=True)", "return ending"),
     (CORE, "if ending.plugin and ending.plugin in base.dividing:", "if ending.plugin:"),
     (CORE, "if expectation.what == ROW and base.leaves_out(nodeid):", "if False:"),

@@ -28,7 +28,7 @@ from pytest_gpumem.records.row import (
     NOT_RUN,
     ROW,
     TEST,
-    UNJUDGED,
+    UNDECIDED,
     Omission,
     Row,
     Status,
@@ -270,7 +270,7 @@ def _of_row(ending: Ending) -> tuple[Status, str]:
 def _of_limit(name: str, ending: Ending) -> tuple[Status, str]:
     if ending.how in ("passed", "xfailed", "xpassed"):
         nothing = "watched no memory" if name in OF_FOOTPRINT else "measured nothing"
-        return UNJUDGED, f"the test {ending.how} and {nothing}"
+        return UNDECIDED, f"the test {ending.how} and {nothing}"
     if ending.base_too:
         return NOT_RUN, ending.reason
     return _not_run(ending, "the")

@@ -1,6 +1,6 @@
 """The reference of a row, and the screen that compares a process with it.
 
-The rules and their error rates: docs/explanation/judging.md.
+The rules and their error rates: docs/explanation/judging.md. Which runs count: `baselines.history`.
 
 Changes are log-ratios: +0.01 is 1 % slower. A limit is log(1 + `max_regression`).
 """

@@ -45,7 +45,7 @@ from pytest_gpumem.records.row import (
     NOT_COLLECTED,
     ROW,
     TEST,
-    UNJUDGED,
+    UNDECIDED,
     Omission,
     selects,
 )
@@ -235,12 +235,12 @@ class ExpectationFeature(Feature):
         gpu, broken = self._session, ", ".join(self._session.broken)
         reports = gpu.rows.tests.get(missing.nodeid)
         ran = reports is not None and reports.end is not None
-        if missing.status not in (LOST, UNJUDGED) or not broken:
+        if missing.status not in (LOST, UNDECIDED) or not broken:
             return missing
         if not ran and VerdictFeature.name not in gpu.broken:
             return missing
         why = f"UNDECIDED: {broken} raised by mistake"
-        return replace(missing, status=UNJUDGED, reason=why)
+        return replace(missing, status=UNDECIDED, reason=why)
 
     def _ended(self, nodeid: str, words: CommandLine, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""

@@ -150,7 +150,7 @@ Status = Literal["lost", "accepted", "not run", "undecided"]
 LOST: Final = "lost"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
-UNJUDGED: Final = "undecided"
+UNDECIDED: Final = "undecided"
 NOT_REACHED: Final = "not reached"
 """`Omission.reason` of what the session did not come to, because it ended before."""
 ITS_TEST_FAILED: Final = "its test failed"

@@ -19,7 +19,7 @@ from pytest_gpumem.records.row import (
     NOT_RUN,
     ROW,
     TEST,
-    UNJUDGED,
+    UNDECIDED,
     Omission,
     Row,
 )
@@ -125,7 +125,7 @@ def counts_text(rows: Sequence[Row]) -> str:
 
 def missing_lines(missing: Sequence[Omission]) -> list[str]:
     """Lines about what was not judged."""
-    names = {LOST: "lost", ACCEPTED: "accepted", UNJUDGED: "not judged"}
+    names = {LOST: "lost", ACCEPTED: "accepted", UNDECIDED: "not judged"}
     things = {ROW: "measurement of the baseline", TEST: "test"}
     crashed: dict[str, set[str]] = defaultdict(set)
     not_run: dict[str, Counter[str]] = defaultdict(Counter)

@@ -33,7 +33,7 @@ from pytest_gpumem.records.row import (
     DID_NOT_RUN,
     ROW,
     TEST,
-    UNJUDGED,
+    UNDECIDED,
     LimitResult,
     Omission,
     PairedChange,
@@ -328,7 +328,7 @@ def conclude(
         return end(Exit.NO_VERDICT, "no row has a limit; --max-regression sets one for all")
     if states[State.OPEN]:
         causes.append(f"{len(states[State.OPEN])} of {all_rows} open")
-    unjudged = sum(omission.status == UNJUDGED for omission in missing)
+    unjudged = sum(omission.status == UNDECIDED for omission in missing)
     if unjudged:
         causes.append(f"{counted(unjudged, 'limit')} judged by nothing")
     if real_devices and not causes:

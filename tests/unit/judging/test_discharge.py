@@ -29,7 +29,16 @@ from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, UNJUDGED, Omission, Row, Verdict
+from pytest_gpumem.records.row import (
+    ACCEPTED,
+    LOST,
+    NOT_RUN,
+    ROW,
+    UNDECIDED,
+    Omission,
+    Row,
+    Verdict,
+)
 from pytest_gpumem.records.row import TEST as EXPECTED_TEST
 
 TEST = "test_a.py::test_a"
@@ -87,7 +96,7 @@ def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(
     if missing is not None:
         assert (missing.what, missing.by_words) == (one.what, ended.by_words)
         assert missing.reason
-        assert missing.status in (LOST, NOT_RUN, UNJUDGED)
+        assert missing.status in (LOST, NOT_RUN, UNDECIDED)
         assert open_under_strict([missing]) == ([] if ended.by_words else [missing])
 
 
@@ -168,7 +177,7 @@ def test_in_a_gate_what_base_selects_runs_or_is_lost(
         assert missing == alone
     elif base.has(TEST) and missing is not None:
         divided = ended.plugin != "" and ended.plugin in base.dividing
-        assert lost([missing]) == ([missing] if missing.status != UNJUDGED and not divided else [])
+        assert lost([missing]) == ([missing] if missing.status != UNDECIDED and not divided else [])
         assert missing.skipped == (ended.how in ("skipped", "xfailed", "xpassed"))
         assert missing.does_not_fail_strict == divided  # no word of the change's session excuses it
     elif missing is not None:
@@ -176,7 +185,7 @@ def test_in_a_gate_what_base_selects_runs_or_is_lost(
         doubtful = one.what == ROW and base.left_out != ()
         assert missing == alone if doubtful else missing.base_too
         assert lost([missing]) == (
-            [] if missing.does_not_fail_strict or missing.status == UNJUDGED else [missing]
+            [] if missing.does_not_fail_strict or missing.status == UNDECIDED else [missing]
         )
     assert (missing is None) <= (alone is None)
 
@@ -242,7 +251,7 @@ def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open() -> None:
         for name in ("max_latency", "max_kept"):
             missing = discharge(Expectation(TEST, name), [], Ending(how))
             assert missing is not None
-            assert (missing.status, missing.does_not_fail_strict) == (UNJUDGED, False)
+            assert (missing.status, missing.does_not_fail_strict) == (UNDECIDED, False)
 
 
 def test_what_a_test_keeps_is_judged_at_its_end_alone() -> None:
