@@ -1,4 +1,4 @@
-"""Outcomes of a verdict, and the exit codes of pytest --gpumem and of the commands."""
+"""Outcomes of a verdict, their colours, and exit codes of pytest --gpumem and of the commands."""
 
 from __future__ import annotations
 

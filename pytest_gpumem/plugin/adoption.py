@@ -107,9 +107,9 @@ class AdoptionFeature(Feature):
         yield
         benchmark = getattr(item, "funcargs", {}).get("benchmark")
         if benchmark is None or self._called or is_pytest_benchmarks(benchmark):
-            return
+            return  # the ordinary fixture that was not called has nothing to adopt
         if adopts(item, self._session.settings):
-            self._name(item, "another plugin, such as CodSpeed, has the fixture")
+            self._note_reason(item, "another plugin, such as CodSpeed, has the fixture")
 
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -142,14 +142,14 @@ class AdoptionFeature(Feature):
             raise
         except CannotAdopt as reason:
             if str(reason):
-                self._name(item, str(reason))
+                self._note_reason(item, str(reason))
             else:
                 session.without_gpu.add(item.nodeid)
         except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
             first_line = str(error).partition("\n")[0]
-            self._name(item, f"{type(error).__name__}: {first_line}")
+            self._note_reason(item, f"{type(error).__name__}: {first_line}")
 
-    def _name(self, item: pytest.Item, reason: str) -> None:
+    def _note_reason(self, item: pytest.Item, reason: str) -> None:
         self._reasons.setdefault(printable(reason), []).append(item.nodeid)
 
     def _lines(self) -> Iterator[str]:

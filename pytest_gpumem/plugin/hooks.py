@@ -195,7 +195,7 @@ def _check_markers(
     from pytest_gpumem.plugin.workers import is_part
     from pytest_gpumem.printable import printable
 
-    # A worker that raises dies without a word. Without measurements the other tests run.
+    # In a worker, which dies silently, or with the plugin off, only these tests fail.
     if not off and not is_part(config):
         tests: dict[str, list[str]] = {}
         for nodeid, mistake in mistakes.items():

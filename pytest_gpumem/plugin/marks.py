@@ -20,7 +20,7 @@ MARKER = "gpumem"
 # Fixtures. The private ones lie behind public ones, which a user may override.
 TEST_FIXTURE = "_gpumem_test"  # all others depend on it
 PEER_FIXTURE = "_gpumem_peer_memory"  # the test has two GPUs for itself, if there are two
-KERNELS_FIXTURE = "gpu_kernels"  # only its measurements use memory that is kept between tests
+KERNELS_FIXTURE = "gpu_kernels"  # a test without it needs no kept buffers
 MEMORY_FIXTURE = "_gpumem_watched"
 BENCHMARK_FIXTURE = "_gpumem_benchmark"
 
@@ -34,12 +34,14 @@ def uses_benchmark(item: pytest.Item) -> bool:
     """True if a test has pytest-benchmark's fixture, whatever its name."""
     if uses(item, "benchmark"):
         return True
-    modules = [getattr(fixture.func, "__module__", "") for fixture in _fixtures(item)]
-    return "pytest_benchmark.plugin" in modules
+    for fixture in _fixtures(item):
+        if getattr(fixture.func, "__module__", "") == "pytest_benchmark.plugin":
+            return True
+    return False
 
 
 def measures(item: pytest.Item) -> bool:
-    """False if a test certainly measures nothing, as none of its fixtures can ask for others."""
+    """False only if no fixture of a test could ask for another by `getfixturevalue`."""
     if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
         return True
     if "request" in getattr(getattr(item, "_fixtureinfo", None), "argnames", ()):

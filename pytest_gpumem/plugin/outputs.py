@@ -171,7 +171,7 @@ class OutputFeature(Feature):
             if not is_benchmarks or self._gpu.config.get_verbosity() > 0:
                 yield line
 
-    # Around pytest-benchmark's table, and pytest's short summary: what to do comes last.
+    # Outside of pytest-benchmark's table and pytest's short summary: what to do comes last.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter

@@ -16,7 +16,7 @@ from pytest_gpumem.units import Quantity, ShownError, format_rate, format_share,
 
 class NoTraffic(ShownError, ValueError):
     """A figure was asked for that this measurement does not have: a bandwidth without known bytes,
-    an overlap of one piece of work."""
+    a latency without dependent accesses, an overlap of one piece of work."""
 
 
 class Extra(dict[str, float]):
@@ -51,7 +51,7 @@ class Result:
     extra: Extra = field(default_factory=Extra)
     """Further figures that the test adds: `result.extra["elements/s"] = n / result.latency`."""
     _claim: Callable[[str, str, float], None] | None = None
-    """Holds a measurement, by its label, to be faster than another by a factor."""
+    """Records a claim: label, that of the other, factor. `plugin.verdicts` judges it."""
 
     def faster_than(self, label: str, by: float = 1.0) -> None:
         """Claim that this measurement is faster than another of the same test.

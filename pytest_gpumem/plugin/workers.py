@@ -1,4 +1,7 @@
-"""Workers of pytest-xdist: the process that hands out tests has their results."""
+"""Workers of pytest-xdist: the process that hands out tests has their results.
+
+Rows travel on reports: `plugin.verdicts`.
+"""
 
 from __future__ import annotations
 
