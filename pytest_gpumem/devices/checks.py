@@ -1,4 +1,4 @@
-"""The checks that both devices share, which raise `DeviceError`."""
+"""What both devices share: checks that raise `DeviceError`, arguments of launches, reasons."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None
 
 
 def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
-    """Return destination, source and bytes of a launch whose kernel has no source."""
+    """Where a catalogue copy (a kernel without a `.cu` file) writes and reads, and its bytes."""
     by_role = {p.role: p.name for p in launch.kernel.parameters}
     destination, source = by_role[Role.WRITE], by_role[Role.READ]
     nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
@@ -59,13 +59,13 @@ def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
 
 
 def element_type(launch: Launch) -> str:
-    """Return the element type of the first array parameter, which instantiates the template."""
+    """The element type of the first array parameter, which instantiates the template."""
     first = next(p for p in launch.kernel.parameters if p.role is not Role.SCALAR)
     return launch.call.arrays[first.name].dtype
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
-    """Return the C arguments in order: addresses as uint64, sizes as int64, scalars in the element
+    """The C arguments in order: addresses as uint64, sizes as int64, scalars in the element
     type, as NumPy scalars of their size and bits."""
     kernel, call = launch.kernel, launch.call
     element = np.dtype(element_type(launch)).type
@@ -91,7 +91,7 @@ def packed_arguments(launch: Launch) -> tuple[Any, ...]:
 
 
 def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:
-    """Return what a captured function raised, in a line; of `plain` errors without the class."""
+    """What a captured function raised, in a line; of `plain` errors without the class."""
     name = type(error).__name__
     text = (str(error) or name).splitlines()[0]
     return text if isinstance(error, plain) else f"{name}: {text}"
@@ -101,8 +101,8 @@ MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
 """By which an MPS server fixes the set-aside (CUDA C++ Programming Guide, L2 set-aside)."""
 
 
-def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
-    """Return why the set-aside cannot be changed. `set_aside`: called under MPS."""
+def why_no_persisting_l2(facts: DeviceFacts, read_set_aside: Callable[[], int]) -> str | None:
+    """Why the set-aside cannot be changed. `read_set_aside`: called under MPS alone."""
     which, why = "", ""
     if facts.mig_profile is not None:
         which, why = f" (MIG profile {facts.mig_profile})", "the set-aside is disabled in MIG mode"
@@ -111,7 +111,7 @@ def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
         which, why = f" (compute capability {major}.{minor})", "it came with compute capability 8.0"
     elif not facts.persisting_l2_max_bytes:
         why = "persistingL2CacheMaxSize is 0"
-    elif facts.mps and not set_aside():
+    elif facts.mps and not read_set_aside():
         return fixed_by_mps("nothing is set aside")
     return f"{facts.name}{which} has no persisting L2: {why}" if why else None
 

@@ -301,7 +301,7 @@ class MemoryWatch:
             self._free -= growth.used + growth.unused
 
     def read(self) -> Footprint:
-        """Return the footprint so far."""
+        """The footprint so far."""
         footprints = self._footprints
         footprints.settle()
         if footprints.driver is not None and footprints.driver.name in self.gaps:
@@ -397,7 +397,7 @@ class MemoryWatch:
         return shown
 
     def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
-        """Return what free memory tells beyond what is known."""
+        """What free memory tells beyond what is known."""
         if self._free is None:
             return None
         now = self._footprints.free_bytes()

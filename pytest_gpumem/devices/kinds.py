@@ -21,7 +21,7 @@ ALLOCATORS = (
     "cudaHostAlloc",
     "cudaHostRegister",
 )
-"""Ways of allocating. The second stream-ordered pool keeps its memory at a synchronisation."""
+"""Ways of allocating. "cudaMallocAsync, kept": from a pool that a synchronisation does not free."""
 
 
 class DeviceError(ShownError):
@@ -106,13 +106,13 @@ class MemoryKind(str, Enum):
 
     @property
     def scattered(self) -> bool:
-        """`Memory.scatter` can replace it: many placements in one allocation."""
+        """`Memory.scatter` can give many placements of it in a single allocation."""
         return self is MemoryKind.DEVICE
 
     @property
     def movable(self) -> bool:
-        """The harness gives it new addresses. A pool gives the same again, and a link is slower
-        than all differences between places."""
+        """The harness gives it new addresses. Others keep theirs: a pool gives the same again, and
+        behind a link places make no difference."""
         return self in (MemoryKind.DEVICE, MemoryKind.MANAGED)
 
     @property
@@ -212,4 +212,4 @@ class Foreign:
     accesses: tuple[Access, ...] = ()
     """Accesses of a run, for simulated times."""
     allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
-    on_simulated: bool = False  # it uses this device alone: the simulated device runs it too
+    on_simulated: bool = False  # it calls only the device's own API, which the simulated device has

@@ -140,7 +140,7 @@ class MemoryLog:
 
 
 def account(changes: Iterable[Change]) -> tuple[int, dict[Series, MemoryUse]]:
-    """Return the most bytes of device memory in use at once, and the memory of each library."""
+    """The most bytes of device memory in use at once, and the memory of each library."""
     sizes = defaultdict[Series, list[int]](list)
     device = peak = 0
     for change in changes:
@@ -164,7 +164,7 @@ def account(changes: Iterable[Change]) -> tuple[int, dict[Series, MemoryUse]]:
 
 
 def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
-    """Return what these changes allocate and do not free, largest first; no segments of pools."""
+    """What these changes allocate and do not free, largest first; no segments of pools."""
     living: dict[int, AllocationEvent] = {}
     for change in changes:
         if change.nbytes <= 0:

@@ -245,7 +245,7 @@ class Content(Protocol):
         """Copy a NumPy array into the memory, waiting for it."""
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
-        """Return how many elements differ and the index of the first, or None. Floats differ if
+        """How many elements differ and the index of the first, or None. Floats differ if
         |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all. NaN equals
         nothing. Raises `Unsupported` for elements that are no numbers."""
 
@@ -264,7 +264,7 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set it where `checks.unsupported` has no reason; return what is granted."""
+        """Set it where `checks.why_no_persisting_l2` has no reason; return what is granted."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set a stream's window, or turn it off, which leaves persisting lines."""
@@ -383,5 +383,5 @@ class WaitCounter(Protocol):
         """Count no longer; a second call does nothing."""
 
     def read(self, root: Path, allowed: Sequence[str]) -> Waits:
-        """Return what was counted. `root`: files are shown relative to it. `allowed`: lines that do
+        """What was counted. `root`: files are shown relative to it. `allowed`: lines that do
         not count, such as "conftest.py:*"."""

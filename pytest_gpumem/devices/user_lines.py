@@ -18,7 +18,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def line_of(frame: FrameType | None) -> Line:
-    """Return the user's innermost line from a frame on. In a thread of C code, such as PyTorch's
+    """The user's innermost line from a frame on. In a thread of C code, such as PyTorch's
     autograd, it has no file, and the thread's name."""
     return innermost(_lines(frame)) or ("", 0, _name_of_thread())
 
@@ -30,7 +30,7 @@ def _lines(frame: FrameType | None) -> Iterator[Line]:
 
 
 def innermost(lines: Iterable[Line]) -> Line | None:
-    """Return the first line of the user's code before pytest's, or else that of a library, of the
+    """The first line of the user's code before pytest's, or else that of a library, of the
     lines of a stack, the innermost first."""
     of_library: Line | None = None
     for line in lines:
@@ -45,7 +45,7 @@ def innermost(lines: Iterable[Line]) -> Line | None:
 
 
 def _name_of_thread() -> str:
-    """Return the system's name of a thread, such as "pt_autograd_0"."""
+    """The system's name of a thread, such as "pt_autograd_0"."""
     try:
         comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
         return comm.read_text(encoding="utf-8").strip()
@@ -78,7 +78,7 @@ def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:
 
 @cache
 def shown_path(file: str, root: Path) -> str:
-    """Return a path that is the same on every machine: relative to the root folder or to that of
+    """A path that is the same on every machine: relative to the root folder or to that of
     installed packages, where it lies in either."""
     path = Path(file)
     for place in range(len(path.parts) - 1, 0, -1):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.devices.checks import fixed_by_mps, unsupported
+from pytest_gpumem.devices.checks import fixed_by_mps, why_no_persisting_l2
 from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.current_device import on_its_device
@@ -319,7 +319,7 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
     Raises `Unsupported`: the device has no persisting L2, or another set-aside under MPS.
     """
     with device.current():
-        reason = unsupported(device.facts, device.l2.set_aside)
+        reason = why_no_persisting_l2(device.facts, device.l2.set_aside)
         if reason is not None:
             raise Unsupported(reason)
         request = window_request(device, buffer, **options)

@@ -1,8 +1,7 @@
 """Memory of every kind: allocated, adopted, freed, never more than there is; and the ways of
 allocating whose time is measured.
 
-Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA
-Runtime API, page-locked memory.
+Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold).
 """
 
 from __future__ import annotations
@@ -326,7 +325,7 @@ class CudaMemory:
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:
-    """Return the bytes of a region in which blocks lie at random."""
+    """The bytes of a region in which blocks lie at random."""
     alignment = _alignment(sizes)
     slots = sum(-(-size // alignment) for size in sizes)
     return (slots + max(int(slots * _ROOM), _LEAST_ROOM // alignment)) * alignment

@@ -157,6 +157,7 @@ class Compiler:
         return check(D.cuModuleGetFunction(module, symbol), f"loading {entry}")
 
 
+# `slot`: u32 released, u32 outcome (1: released, 2: expired), u64 cycles, u64 nanoseconds.
 # %globaltimer counts nanoseconds; __nanosleep keeps the thread from flooding the host link with
 # reads. Cycles and nanoseconds give the clock that really ran, as nvbench measures it.
 HOLD_SOURCE = r"""

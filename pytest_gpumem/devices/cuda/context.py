@@ -5,7 +5,7 @@ outlive it. To free a handle of a context that is gone is a segmentation fault i
 object frees its handle when Python deletes it: `frees` notes the handle, and `collect` frees it
 while the context lives.
 
-Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime API, cudaDeviceReset.
+Source: CUDA Driver API, Primary Context Management.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def context_number(index: int) -> int | None:
-    """Return the number of a GPU's primary context, or None while there is none. It is never used
+    """The number of a GPU's primary context, or None while there is none. It is never used
     again, as handles are."""
     error, device = D.cuDeviceGet(index)
     if int(error) != 0:  # as before cuInit
@@ -99,7 +99,7 @@ def context_number(index: int) -> int | None:
 class Context:
     """The primary context of a GPU."""
 
-    destroyed = False  # once one was, with what CuPy had loaded
+    destroyed = False  # True once any was, and with it the modules that CuPy had loaded
 
     def __init__(self, index: int) -> None:
         doing = f"opening device {index}"
@@ -113,6 +113,7 @@ class Context:
             check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
+        """Why it is gone, or None."""
         number = context_number(self.index)
         if number is None:
             return DESTROYED
@@ -128,6 +129,7 @@ class Context:
             D.cuCtxPopCurrent()  # the block may have reset the device
 
     def elsewhere(self) -> str | None:
+        """As `Device.elsewhere`."""
         error, current = D.cuCtxGetCurrent()
         if int(error) != 0 or int(current) in (0, int(self._handle)):
             return None

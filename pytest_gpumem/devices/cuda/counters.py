@@ -1,10 +1,8 @@
 """Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of
-managed memory, kernels and copies, and what a launch ran. Its records and counters are off again
-after each pass.
+managed memory, kernels and copies, and what a launch ran. All is off again after each pass.
 
-Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter,
-CUpti_ActivityKernel9 and its successors, CUpti_ActivityMemcpy, CUpti_ActivityMemset,
-CUpti_ActivitySynchronization; CUDA Driver API, CUaccessPolicyWindow.
+Sources: CUPTI, Activity API, CUpti_ActivityUnifiedMemoryCounter3, CUpti_ActivityKernel9 and its
+successors; CUDA Driver API, CUaccessPolicyWindow.
 """
 
 from __future__ import annotations
@@ -185,7 +183,7 @@ class CudaCounters(Counters):
             raise NotCounted(f"CUPTI refuses {what}: {lines[0]}") from error
 
     def _page_events(self, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
-        """Return the events of a pass, and True if mappings were counted."""
+        """The events of a pass, and True if mappings were counted."""
         maps = False
         for name in _KINDS:
             try:
@@ -227,7 +225,7 @@ class CudaCounters(Counters):
         return self._beacon <= event.address < self._beacon + BEACON_BYTES
 
     def _moves(self, events: Sequence[PageEvent]) -> int:
-        """Return how many moves there and back were recorded whole."""
+        """How many moves there and back were recorded whole."""
         moved = {TO_DEVICE: 0, TO_HOST: 0}
         for event in events:
             if event.kind in moved and self._is_beacon(event):

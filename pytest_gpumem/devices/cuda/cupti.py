@@ -2,8 +2,7 @@
 
 CUPTI serves a single subscriber, so all callbacks of the process come through this module. They
 come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 differ.
-Sources: CUPTI, Callback API, `cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData. Python,
-sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
+Sources: CUPTI, Callback API; Python, C API, PyThreadState_SetAsyncExc.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def imported() -> Any:
 
 
 def why_refused(error: Exception) -> str:
-    """Return why CUPTI takes no subscriber now."""
+    """Why CUPTI takes no subscriber now."""
     if "MULTIPLE_SUBSCRIBERS" not in str(error):
         return f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
     torch = sys.modules.get("torch")

@@ -1,8 +1,7 @@
-"""The footprints of each GPU of this process, which make no context, and the driver's allocations:
-CUPTI's callback at the end of each call that allocates or frees, and counts of pools and of graphs.
+"""Memory that the CUDA driver allocates in this process, from CUPTI's callbacks, and what pools and
+graphs hold. Reading it makes no context.
 
-Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API,
-Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
+Sources: CUPTI, the structures of generated_cuda_meta.h; CUDA Driver API, Memory Management.
 """
 
 from __future__ import annotations
@@ -41,32 +40,32 @@ from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
 class _MemoryCall(NamedTuple):
-    """A call of the driver by the places of its parameters, of eight bytes each. The first is the
-    address, or where it is written to (`returned`)."""
+    """Where a call of the driver has its parameters, of eight bytes each. Parameter 0 is the
+    address, or with `returned` a pointer to it."""
 
     kind: MemoryPlace
     returned: bool = True
-    nbytes: int | None = 1  # None: it frees
-    stream: int | None = None  # of a stream-ordered call
-    rows: int | None = None  # of pitched memory, whose second parameter returns the bytes of a row
+    nbytes_at: int | None = 1  # None: it frees
+    stream_at: int | None = None  # of a stream-ordered call
+    rows_at: int | None = None  # of pitched memory; parameter 1 points to the bytes of a row
 
 
 _PINNED = _MemoryCall("pinned")
-_UNPINNED = _MemoryCall("pinned", returned=False, nbytes=None)
+_UNPINNED = _MemoryCall("pinned", returned=False, nbytes_at=None)
 _CALLS = {
     "cuMemAlloc_v2": _MemoryCall("device"),
-    "cuMemAllocPitch_v2": _MemoryCall("device", rows=3),
+    "cuMemAllocPitch_v2": _MemoryCall("device", rows_at=3),
     "cuMemAllocManaged": _MemoryCall("managed"),
     "cuMemAllocHost_v2": _PINNED,
     "cuMemHostAlloc": _PINNED,
     "cuMemHostAlloc_v2": _PINNED,
     "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
-    "cuMemAllocAsync": _MemoryCall("device", stream=2),
-    "cuMemAllocFromPoolAsync": _MemoryCall("device", stream=3),
-    "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes=None),
+    "cuMemAllocAsync": _MemoryCall("device", stream_at=2),
+    "cuMemAllocFromPoolAsync": _MemoryCall("device", stream_at=3),
+    "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes_at=None),
     "cuMemFreeHost": _UNPINNED,
     "cuMemHostUnregister": _UNPINNED,
-    "cuMemFreeAsync": _MemoryCall("device", returned=False, nbytes=None, stream=1),
+    "cuMemFreeAsync": _MemoryCall("device", returned=False, nbytes_at=None, stream_at=1),
 }
 _BY_HANDLE = {
     # virtual memory lives from its creation until its last handle and its last mapping are gone
@@ -107,7 +106,7 @@ class DriverMemory(Source):
         self._end: Callable[[], None] | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._handles: dict[int, int] = {}
-        """By handle of a CUDA array or of virtual memory, whosever it is: handles and mappings."""
+        """Number of handles and mappings: by CUDA array, or by handle of virtual memory."""
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
         self._pools: list[int] = []  # pools of the device that the process has made
         self._default: Any = None  # the device's stream-ordered pool
@@ -140,18 +139,20 @@ class DriverMemory(Source):
             self._take_virtual(name, values)
 
     def _take(self, call: _MemoryCall, parameters: int, correlation: int) -> None:
-        values = words(parameters, 1 + max(call.nbytes or 0, call.stream or 0, call.rows or 0))
+        values = words(
+            parameters, 1 + max(call.nbytes_at or 0, call.stream_at or 0, call.rows_at or 0)
+        )
         address, nbytes = values[0], 0
-        if call.nbytes is not None:
-            nbytes = values[call.nbytes]
+        if call.nbytes_at is not None:
+            nbytes = values[call.nbytes_at]
         if call.returned:
             (address,) = words(address, 1)
-        if call.rows is not None:
+        if call.rows_at is not None:
             (pitch,) = words(nbytes, 1)
-            nbytes = pitch * values[call.rows]
+            nbytes = pitch * values[call.rows_at]
         if not address or (correlation, address) == self._last:  # a call within the call
             return
-        if call.stream is not None and is_captured(values[call.stream]):
+        if call.stream_at is not None and is_captured(values[call.stream_at]):
             return  # it is a node of a graph, whose memory the driver counts
         if nbytes and call.kind == "device":
             device = _known(D.cuPointerGetAttribute(_ORDINAL, address))
@@ -231,7 +232,7 @@ class DriverMemory(Source):
         self._handles[handle] += by
         if self._handles[handle] <= 0:
             del self._handles[handle]
-            self._emit("device", handle, 0)
+            self._emit("device", handle, 0)  # the kind of a free is not read
 
     def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
         if self._log is not None:
@@ -257,7 +258,7 @@ class DriverMemory(Source):
             reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
             if self._end is None:
                 high += _attribute(handle, attributes.cudaMemPoolAttrUsedMemHigh)
-        if self._end is not None:
+        if self._end is not None:  # the callbacks count what is in use
             return Figures(unused=reserved - used)
         return Figures(used, reserved - used, high=high, single=False)
 

@@ -1,7 +1,6 @@
 """Persisting L2, and prefetches and advice of managed memory.
 
-CUDA 12 and 13 name a place in different ways. Sources: CUDA Best Practices Guide, 9.2.2; CUDA
-Runtime API, cudaStreamSetAttribute, cudaMemPrefetchAsync, cudaMemAdvise.
+CUDA 12 and 13 name a place in different ways. Source: CUDA Best Practices Guide, 9.2.2.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ hold kernels of the same name. So the calls that load modules and look kernels u
 and launches while `launches` collects them. The arguments of a graph's nodes are read when the
 graph is made executable: a library may destroy the graph then. Following does not call cuInit.
 
-Sources: CUPTI, Callback API, CUpti_CallbackData and CUpti_ModuleResourceData; CUDA Driver API, for
-the order of the parameters of calls, which CUPTI hands out as a struct; cuLaunchKernel
-(`kernelParams`), cuFuncGetParamInfo, cuPointerGetAttributes, CUDA_KERNEL_NODE_PARAMS.
+Sources: CUPTI, Callback API, CUpti_ModuleResourceData; CUDA Driver API, for the order of the
+parameters of calls, which CUPTI hands out as a struct.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ _LOADS = (
     "cuLibraryLoadData",
     "cuLibraryLoadFromFile",
 )
-"""Calls whose first parameter is the address of the new handle of a module or library."""
+"""Their first parameter: address of the new handle of a module or library."""
 _BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")
 _LOOKS_UP = (*_BY_NAME, "cuKernelGetFunction", "cuLibraryGetModule")
-"""Calls whose first parameter is the address of a handle, and whose second the handle of what holds
-it. The third of those in `_BY_NAME` is the name of a kernel."""
+"""Their parameters: address of the handle found, handle looked in; in `_BY_NAME` also the kernel's
+name."""
 _LAUNCHES = {
     "cuLaunchKernel": (0, 6),
     "cuLaunchKernelEx": (1, 2),
     "cuLaunchCooperativeKernel": (0, 6),
 }
-"""By the call: the words of its parameters that hold the function and `kernelParams`."""
-_GRAPH_LAUNCH = "cuGraphLaunch"  # its first parameter is an executable graph
+"""Which of their parameters are the function and `kernelParams`."""
+_GRAPH_LAUNCH = "cuGraphLaunch"  # first parameter: executable graph
 _GRAPHS_MADE = (
     "cuGraphInstantiate",
     "cuGraphInstantiate_v2",
     "cuGraphInstantiateWithFlags",
     "cuGraphInstantiateWithParams",
 )
-"""Calls whose first parameter is the address of the new executable graph, the second the graph."""
+"""Their parameters: address of the new executable graph, graph."""
 _GRAPHS_UPDATED = ("cuGraphExecUpdate", "cuGraphExecUpdate_v2")
-"""Calls whose first parameter is the executable graph, and whose second the new graph."""
+"""Their parameters: executable graph, new graph."""
 _GRAPHS_LOST = (
     "cuGraphExecDestroy",
     "cuGraphExecNodeSetParams",
@@ -99,7 +98,7 @@ class Modules:
         self._followed = False
         self._launches: list[LaunchCall] | None = None  # while they are collected
         self._calls: dict[int, list[list[Image]]] = defaultdict(list)
-        """By thread: for each followed call that it is in, the images that the call loaded."""
+        """By thread, a stack: the images loaded by each followed call that has not returned."""
 
     def _forget(self, why: str = "") -> None:
         """Calls were missed: handles may stand for something else now."""
@@ -161,8 +160,12 @@ class Modules:
             yield
 
     def digest(self, kernel: LaunchedKernel, *, in_graph: bool) -> tuple[str | None, str]:
-        """Return the SHA-256 of the image of a kernel's module, or None and the reason. A kernel of
-        a graph, whose handle may be the driver's, is looked up by its name too."""
+        """The SHA-256 of the image of a kernel's module, or None and the reason.
+
+        Images that may hold it: 1. those loaded into its module; 2. else those of unknown handle
+        that hold every name looked up there; 3. for a graph, whose handles may be the driver's,
+        else all. Known if exactly one digest remains.
+        """
         holder = self._holder(kernel.function)
         images = self._loaded.get(holder)
         if images is None:
@@ -211,7 +214,7 @@ class Modules:
 
     def _called(self, name: str, call: ApiCall) -> None:
         calls = self._calls[threading.get_ident()]
-        if not call.site:
+        if not call.site:  # the call begins
             calls.append([])
             return
         loaded = calls.pop() if calls else []

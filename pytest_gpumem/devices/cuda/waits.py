@@ -1,7 +1,7 @@
 """The waits of a test, from CUPTI's callbacks at the ends of the driver's calls that wait.
 
 Asynchronous copies of pageable memory may wait too, and are not seen.
-Sources: CUDA Driver API, API synchronization behavior; CUPTI, Callback API.
+Source: CUDA Driver API, API synchronization behavior.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ host memory without Async in its name."""
 
 @cache
 def call_that_waits(name: str) -> str | None:
-    """Return the name of a call without its version, or None if it does not wait."""
+    """The name of a call without its version, or None if it does not wait."""
     match = _WAITS.fullmatch(name)
     return None if match is None else match[1]
 

@@ -109,7 +109,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
 
 def _computation(launch: Launch) -> Callable[[], None]:
-    """Return what writes the real part of a kernel's results, by its reference."""
+    """What writes the real part of a kernel's results, by its reference."""
     kernel = launch.kernel
     reference = kernel.reference
     if reference is None:
@@ -149,7 +149,7 @@ def _computation(launch: Launch) -> Callable[[], None]:
 
 
 def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
-    """Return a launch as a step. `code` stands for machine code."""
+    """A launch as a step. `code` stands for machine code."""
     return Step(
         StepKind.KERNEL,
         name,
@@ -162,7 +162,7 @@ def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
 
 @lru_cache
 def _source(name: str) -> str:
-    """Return the digest of a source's text, or the name of what is not the catalogue's."""
+    """The digest of a source's text, or the name of what is not the catalogue's."""
     try:
         return fingerprint(name)
     except SourceMissing:

@@ -45,14 +45,20 @@ def _backed(allocation: Allocation) -> NDArray[np.uint8]:
     return memory
 
 
+def _direction(source: Allocation, destination: Allocation) -> str:
+    begin = "H" if source.kind.on_host else "D"
+    end = "H" if destination.kind.on_host else "D"
+    return f"{begin}2{end}"
+
+
 def prefix(allocation: Allocation, dtype: str, size: int) -> NDArray[Any]:
-    """Return an array over the first `size` elements, or over those that are backed."""
+    """An array over the first `size` elements, or over those that are backed."""
     memory, itemsize = _backed(allocation), np.dtype(dtype).itemsize
     return memory[: min(size, len(memory) // itemsize) * itemsize].view(dtype)
 
 
 def memory_name(allocation: Allocation) -> str:
-    """Return the kind of an allocation as in `Step.memory`."""
+    """The kind of an allocation as in `Step.memory`."""
     return "pinned" if allocation.kind.locked else allocation.kind.value
 
 
@@ -63,7 +69,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._ends = {"device": 0x7F00_0000_0000, "host": 0x5500_0000_0000}
 
     def _address(self, side: str, nbytes: int) -> int:
-        """Return a new address, aligned to 512 bytes, or to 2 MiB for 1 MiB and more."""
+        """A new address, aligned to 512 bytes, or to 2 MiB for 1 MiB and more."""
         alignment = 512 if nbytes < MiB else 2 * MiB
         address = -(-self._ends[side] // alignment) * alignment
         self._ends[side] = address + nbytes
@@ -223,7 +229,7 @@ class SimulatedContent(Facet, protocol.Content):
         waits = destination.kind.pageable or source.kind.pageable
         if waits:
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
-        direction = "2".join("DH"[memory.kind.on_host] for memory in (source, destination))
+        direction = _direction(source, destination)
         ran = Step(
             StepKind.COPY,
             direction,
@@ -233,7 +239,7 @@ class SimulatedContent(Facet, protocol.Content):
         )
         seconds = partial(self._roofline.copy, destination, source, nbytes)
         effect = partial(np.copyto, target[:real], origin[:real])
-        engine = _ENGINES.get(direction, streams.HOST_TO_DEVICE)
+        engine = _ENGINES.get(direction, streams.HOST_TO_DEVICE)  # also "H2H"
         self._timeline.queue(stream, Operation(engine, seconds, effect, ran), streams.LAUNCH)
         if waits:
             self._timeline.wait(stream)

@@ -40,7 +40,7 @@ class PageLog:
         self._causes: dict[str, int] = defaultdict(int)
 
     def take(self) -> PageCounts:
-        """Return the counts since the last call."""
+        """The counts since the last call."""
         counts = PageCounts(**{"mapped": 0, **self.counts}, causes=dict(self._causes))
         self.counts.clear()
         self._causes.clear()
@@ -74,7 +74,7 @@ class Pages:
             self._accessed_by_device = self.mapped = on
 
     def prefetch(self, nbytes: float, *, to_host: bool) -> float:
-        """Return the seconds of the link."""
+        """The seconds of the link."""
         place = "host" if to_host else "device"
         before, self.place = self.place, place
         if before in (None, place):
@@ -83,7 +83,7 @@ class Pages:
         return self._log.moved(f"to_{place}", nbytes, "prefetch")
 
     def touched_by_host(self, nbytes: float) -> float:
-        """Return the seconds that the host loses."""
+        """The seconds that the host loses."""
         before, self.place = self.place, "host"
         if before != "device":
             return 0.0
@@ -91,7 +91,7 @@ class Pages:
         return self._log.moved("to_host", nbytes, "fault")
 
     def touched_by_device(self, nbytes: float, *, page_by_page: bool) -> tuple[float, float]:
-        """Return the seconds that a launch loses, and the bytes of the link."""
+        """The seconds that a launch loses, and the bytes of the link."""
         if self.place is None:
             self.place = "host" if self._prefers_host else "device"
         if self.place == "device":
@@ -176,7 +176,7 @@ class Roofline:
         return Traffic(tuple(uses.values()), chain, computing, nbytes, placement)
 
     def _placement(self, addresses: tuple[int, ...], nbytes: float) -> float:
-        """Return the spread of placements as on an H100: 2.1 % up to 6 MiB, 0.37 % for 96 MiB."""
+        """The spread of placements as on an H100: 2.1 % up to 6 MiB, 0.37 % for 96 MiB."""
         if not nbytes:  # all beyond the link
             return 1.0
         spread = 0.021 * min(1.0, (6 * MiB / nbytes) ** 0.626) * min(1.0, 96 * MiB / nbytes)
@@ -221,7 +221,7 @@ class Roofline:
         return self._noisy(self.sheet.launch + faults + slowest) * traffic.placement
 
     def _noisy(self, seconds: float) -> float:
-        """Return a time with the spread of launches: 0.3 % for a microsecond down to 0.05 %."""
+        """A time with the spread of launches: 0.3 % for a microsecond down to 0.05 %."""
         spread = 0.0005 + 0.0025 / (1.0 + seconds / 10e-6)
         return seconds * math.exp(self._random.gauss(0.0, spread))
 
@@ -273,7 +273,7 @@ class Roofline:
         return self._noisy(moving + self.sheet.launch)
 
     def host_access(self, allocation: Allocation) -> float:
-        """Return the seconds that managed pages need to come to the host."""
+        """The seconds that managed pages need to come to the host."""
         self.forget(allocation)
         pages = self.pages.get(id(allocation))
         return 0.0 if pages is None else pages.touched_by_host(allocation.nbytes)

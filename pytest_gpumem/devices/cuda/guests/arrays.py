@@ -25,7 +25,7 @@ _LIBRARIES = {
     "cudf": "cuDF",
     "numpy": "",
 }
-"""By the name of the module, that of the library where it sees no memory but the device's."""
+"""By module: the library's name; empty if it also takes memory that the device cannot address."""
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
 
 
@@ -36,7 +36,7 @@ def guest(
     shape: tuple[int, ...],
     like: Any,
 ) -> Any:
-    """Return an array of the library `like` over an allocation. Raises `Unsupported`."""
+    """An array of the library `like` over an allocation. Raises `Unsupported`."""
     name = getattr(like, "__name__", None)
     if name not in _LIBRARIES:
         given = name if isinstance(name, str) else repr(like)
@@ -50,7 +50,7 @@ def guest(
         raise Unsupported(f"{library} cannot see {allocation.kind.value} memory")
     try:
         array = _array(library or name, seen, allocation, dtype, size)
-        # Of an array that cannot change, another shape is a copy.
+        # JAX arrays are immutable: `reshape` would copy.
         return array if tuple(array.shape) == shape else array.reshape(shape)
     except DeviceError:
         raise
@@ -75,7 +75,7 @@ def _array(library: str, view: Any, allocation: Allocation, dtype: str, size: in
 
         array = jax.dlpack.from_dlpack(view)
         # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless
-        # jax_enable_x64 is set: the case would measure its own.
+        # jax_enable_x64 is set: the copy would be measured in place of our buffer.
         if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
             raise Unsupported(
                 f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an "

@@ -3,8 +3,7 @@ their statistics, and Numba by the driver.
 
 CuPy keeps its hooks for each thread, so that each thread that begins enters the hook. Threads that
 ran before, and those that Python does not begin, show in the pool's counts alone.
-Sources: cupy.cuda.MemoryHook; rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource;
-jax.Device.memory_stats; numba.cuda, Deallocation Behavior.
+Source: numba.cuda, Deallocation Behavior.
 """
 
 from __future__ import annotations

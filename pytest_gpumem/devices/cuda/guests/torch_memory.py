@@ -1,8 +1,5 @@
 """PyTorch's caching allocator: its history reports each tensor and each segment, its statistics the
-rest.
-
-Sources: torch.cuda.memory: memory_stats, _record_memory_history, _snapshot.
-"""
+rest."""
 
 from __future__ import annotations
 
@@ -103,7 +100,7 @@ class TorchMemory(Source):
         return None
 
     def _yielding(self, recorder: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of `_RECORDERS` that ends our history first."""
+        """A function of `_RECORDERS` that ends our history first."""
 
         @wraps(recorder)
         def recorded(*arguments: Any, **keywords: Any) -> Any:
