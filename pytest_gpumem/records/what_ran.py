@@ -167,10 +167,10 @@ def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
     compared = past[0]
     for other in past[1:]:
         compared = _masked_like(compared, other)
+    digests = set()
     for other in (record, *past):
-        if other.digest is None or _masked_like(other, compared).digest != compared.digest:
-            return False
-    return True
+        digests.add(_masked_like(other, compared).digest)
+    return digests == {compared.digest}
 
 
 def _masked_like(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:

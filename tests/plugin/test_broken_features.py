@@ -12,10 +12,14 @@ from pytest_gpumem.outcomes import Exit
 
 BREAKS = """
     from contextlib import contextmanager
+    from pytest_gpumem.devices.kinds import Unsupported
     from pytest_gpumem.plugin import {module}
 
     def enters(self, *arguments):
         raise ZeroDivisionError("of nothing")
+
+    def skips(self, *arguments):  # as only a test may
+        raise Unsupported("of nothing")
 
     @contextmanager
     def leaves(self, *arguments):
@@ -46,6 +50,7 @@ BROKEN = [
     ("footprints", "FootprintFeature", "setup", "enters"),
     ("footprints", "FootprintFeature", "teardown", "leaves"),
     ("footprints", "WaitFeature", "call", "enters"),
+    ("footprints", "WaitFeature", "call", "skips"),
     ("isolation", "LeftoverFeature", "setup", "leaves"),
     ("isolation", "LeftoverFeature", "teardown", "enters"),
     ("isolation", "ExclusiveFeature", "test", "leaves"),
@@ -66,7 +71,8 @@ def test_no_outcome_changes_and_the_feature_is_named_once(
     assert len(Path("torn down").read_text()) == 6
     text = result.stdout.str()
     assert text.count("raised by mistake, and what it was to judge is UNDECIDED") == 1
-    assert f"{method}: ZeroDivisionError: of nothing" in text
+    error = "Unsupported" if when == "skips" else "ZeroDivisionError"
+    assert f"{method}: {error}: of nothing" in text
     strict = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-strict", "test_b.py")
     strict.assert_outcomes(passed=2)
     assert strict.ret == Exit.NO_VERDICT
