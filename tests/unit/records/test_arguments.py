@@ -113,4 +113,6 @@ def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_o
     assert not ran_the_same(launch("6", "aa 9"), [past])
     assert not ran_the_same(past, [launch("5", "12 9")])
     assert not ran_the_same(WhatRan(), [past])
+    assert not ran_the_same(past, [WhatRan(), past])
+    assert not ran_the_same(WhatRan(), [WhatRan()])  # not watched
     assert not ran_the_same(past, [])
