@@ -111,8 +111,8 @@ class MemoryKind(str, Enum):
 
     @property
     def movable(self) -> bool:
-        """The harness gives it new addresses. Others keep theirs: a pool gives the same again, and
-        behind a link places make no difference."""
+        """The harness gives it new addresses. A pool gives the same again, and behind a link places
+        make no difference."""
         return self in (MemoryKind.DEVICE, MemoryKind.MANAGED)
 
     @property

@@ -192,8 +192,8 @@ def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
 
 
 def pool_growth(changes: Iterable[Change], series: Series) -> tuple[int, int]:
-    """Return by how much a pool grew by allocations of the driver that it is known to have taken,
-    and by segments that it reported."""
+    """Bytes of the driver's allocations that a pool is known to have taken, and of segments that it
+    reported."""
     taken = reported = 0
     for change in changes:
         event = change.event

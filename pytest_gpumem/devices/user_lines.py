@@ -30,8 +30,8 @@ def _lines(frame: FrameType | None) -> Iterator[Line]:
 
 
 def innermost(lines: Iterable[Line]) -> Line | None:
-    """The first line of the user's code before pytest's, or else that of a library, of the
-    lines of a stack, the innermost first."""
+    """The first line of the user's code before pytest's, else a library's. `lines`: of a stack, the
+    innermost first."""
     of_library: Line | None = None
     for line in lines:
         file = line[0]
@@ -78,8 +78,8 @@ def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:
 
 @cache
 def shown_path(file: str, root: Path) -> str:
-    """A path that is the same on every machine: relative to the root folder or to that of
-    installed packages, where it lies in either."""
+    """A path that is the same on every machine: relative to the folder of installed packages or to
+    `root`, if it lies in either."""
     path = Path(file)
     for place in range(len(path.parts) - 1, 0, -1):
         if path.is_absolute() and path.parts[place] in _INSTALLED:

@@ -1,5 +1,4 @@
-"""Memory of every kind: allocated, adopted, freed, never more than there is; and the ways of
-allocating whose time is measured.
+"""Memory of every kind, never more than there is, and the ways of allocating that are measured.
 
 Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold).
 """
@@ -332,7 +331,7 @@ def needed_bytes(sizes: Sequence[int]) -> int:
 
 
 def scattered(sizes: Sequence[int], region: int, seed: int) -> list[int]:
-    """Return offsets of blocks in a region: a random order, random gaps, no overlap."""
+    """Offsets of blocks in a region: a random order, random gaps, no overlap."""
     random, alignment = np.random.default_rng(seed), _alignment(sizes)
     slots = [-(-size // alignment) for size in sizes]
     room = region // alignment - sum(slots)

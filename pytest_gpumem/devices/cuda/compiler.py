@@ -158,8 +158,7 @@ class Compiler:
 
 
 # `slot`: u32 released, u32 outcome (1: released, 2: expired), u64 cycles, u64 nanoseconds.
-# %globaltimer counts nanoseconds; __nanosleep keeps the thread from flooding the host link with
-# reads. Cycles and nanoseconds give the clock that really ran, as nvbench measures it.
+# __nanosleep spares the host link. Cycles over nanoseconds are the clock that really ran.
 HOLD_SOURCE = r"""
 extern "C" __global__ void gpumem_hold(volatile unsigned int* slot, unsigned long long timeout_ns) {
     unsigned long long start, now;

@@ -230,17 +230,16 @@ class Callbacks:
                     lost(f"a call could not be read: {error}")
 
 
-CALLBACKS = Callbacks()  # the callbacks of this process
+CALLBACKS = Callbacks()
 
 _raise_later = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_later.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 class _RaisedAgain:
-    """A `sys.unraisablehook`. Python runs the handler of a signal where `_called` begins, before
+    """A `sys.unraisablehook`. Python runs a signal's handler where `_called` begins, before
     its `try`, and drops what it raises. This hook says that a call was missed, and lets the line
-    that made the call raise it.
-    """
+    that made the call raise it."""
 
     def __init__(self, previous: Callable[[Any], object]) -> None:
         self.previous = previous

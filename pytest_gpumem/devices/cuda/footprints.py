@@ -68,7 +68,7 @@ _CALLS = {
     "cuMemFreeAsync": _MemoryCall("device", returned=False, nbytes_at=None, stream_at=1),
 }
 _BY_HANDLE = {
-    # virtual memory lives from its creation until its last handle and its last mapping are gone
+    # virtual memory lives until its last handle and its last mapping are gone
     "cuMemCreate": 3,
     "cuMemImportFromShareableHandle": 1,
     "cuMulticastCreate": 1,
@@ -77,18 +77,15 @@ _BY_HANDLE = {
     "cuMemUnmap": 2,
     "cuMemRetainAllocationHandle": 2,
     "cuMemMapArrayAsync": 0,
-    # CUDA arrays
     "cuArrayCreate_v2": 2,
     "cuArray3DCreate_v2": 2,
     "cuArrayDestroy": 1,
-    # stream-ordered pools
     "cuMemPoolCreate": 2,
     "cuMemPoolDestroy": 1,
 }
 """Calls about memory that has a handle, with how many of their parameters are read."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
-# CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
-_ARRAY3D = struct.Struct("<QQQIII")
+_ARRAY3D = struct.Struct("<QQQIII")  # CUDA_ARRAY3D_DESCRIPTOR: also depth, and flags at the end
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)

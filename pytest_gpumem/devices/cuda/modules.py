@@ -61,7 +61,7 @@ _GRAPHS_LOST = (
     "cuGraphExecKernelNodeSetParams",
     "cuGraphExecKernelNodeSetParams_v2",
 )
-"""Calls after which the nodes of the executable graph are not known."""
+"""After these the nodes of the executable graph are not known."""
 _DEEPEST = 3  # a function of a kernel of a library, or of a module of a library
 _KERNEL_NAMES = re.compile(rb"\.text\.([^\0]+)\0")  # in an image: each kernel has a section
 _ATTRIBUTES = [
@@ -279,10 +279,7 @@ class Modules:
                 self._graphs[executable] = list(_kernels_of(graph))
 
 
-MODULES = Modules()  # the modules of this process
-
-
-# Kernels, from the driver
+MODULES = Modules()
 
 
 def _kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> LaunchedKernel:

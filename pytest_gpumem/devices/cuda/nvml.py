@@ -42,7 +42,7 @@ def answer(query: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def present() -> bool:
-    """True if NVML finds a driver. It stays initialised: that takes 19 ms."""
+    """True if NVML finds a driver. NVML stays initialised: to begin takes 19 ms."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

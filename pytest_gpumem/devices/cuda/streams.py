@@ -1,8 +1,7 @@
 """Streams, events and graphs of a device, and streams that wait for the host.
 
 To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
-timer (nvbench's blocking kernel). A graph keeps the memory that was allocated during its capture
-(CUDA Programming Guide, stream capture).
+timer (nvbench's blocking kernel). A graph keeps the memory that was allocated during its capture.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class CudaGraph:
 
 @contextmanager
 def _relaxed() -> Iterator[None]:
-    """Allow `cudaMalloc` in a capture (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
+    """Allow `cudaMalloc` in a capture."""
     before = check(R.cudaThreadExchangeStreamCaptureMode(_RELAXED), "relaxing the capture mode")
     try:
         yield

@@ -74,4 +74,4 @@ class CudaWaits:
             self._counts[line, name] += 1
 
 
-WAITS = CudaWaits()  # those of this process
+WAITS = CudaWaits()

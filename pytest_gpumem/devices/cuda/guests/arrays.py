@@ -102,7 +102,7 @@ def _array(library: str, view: Any, allocation: Allocation, dtype: str, size: in
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are
-    imported. Other libraries have none that could be set."""
+    imported. Other libraries have none to set."""
     with ExitStack() as stack:
         cupy, torch, warp = sys.modules.get("cupy"), usable_torch(), sys.modules.get("warp")
         if cupy is not None:

@@ -32,8 +32,8 @@ _CUPY: Series = ("CuPy", "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
-    """Each line shows in the time of a test that allocates thousands of times. Arguments that are
-    not used have names too: to collect them in a dict takes longer than the rest."""
+    """Each line shows in the time of a test that allocates thousands of times. So unused
+    arguments have names too: a dict of them takes longer than the rest."""
 
     name = "gpumem"
 

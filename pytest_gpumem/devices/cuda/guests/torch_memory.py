@@ -1,5 +1,4 @@
-"""PyTorch's caching allocator: its history reports each tensor and each segment, its statistics the
-rest."""
+"""PyTorch's caching allocator: its history reports tensors and segments, statistics the rest."""
 
 from __future__ import annotations
 
@@ -140,7 +139,7 @@ class TorchMemory(Source):
             )
 
     def _statistics(self) -> Mapping[str, Any]:
-        """Return PyTorch's statistics; empty before it uses the device."""
+        """PyTorch's statistics; empty before it uses the device."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized() or not self._is_native():
             return {}
