@@ -161,7 +161,7 @@ def gate(
     left_out = Acceptances() if accept_from_change else added
     for name in left_out.files:
         remarks.append(f"{ACCEPTED / name} does not count: add --accept-from-change")
-    steps = _advice(conclusion, run, left_out)
+    steps = _advice(conclusion, run, left_out, uncounted=not accept_from_change)
     conclusion = replace(conclusion, remarks=remarks, advice=steps)
     _write_files(output, conclusion, run)
     _print(output, conclusion, run, time.monotonic() - begun)
@@ -251,7 +251,9 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
 # What to do, and the terminal
 
 
-def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[tuple[str, str]]:
+def _advice(
+    conclusion: Conclusion, gate: Gate, left_out: Acceptances, *, uncounted: bool
+) -> list[tuple[str, str]]:
     """How to repeat, repair and accept what makes a gate red; nothing for another end."""
     if conclusion.code != Exit.FAILED:
         return []
@@ -278,6 +280,7 @@ def _advice(conclusion: Conclusion, gate: Gate, left_out: Acceptances) -> list[t
     return advice(
         _repeat(gate, failing[0]) if failing else [],
         [f"gpumem accept {shlex.join(words)} --reason '...'" for words in accept],
+        uncounted=uncounted,
         limits=limits,
         repair=repair,
     )

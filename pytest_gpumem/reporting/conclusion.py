@@ -115,10 +115,12 @@ def advice(
     repeat: Sequence[str],
     accept: Sequence[str],
     *,
+    uncounted: bool = False,
     limits: Sequence[str] = (),
     repair: Sequence[str] = (),
 ) -> list[tuple[str, str]]:
-    """What to do about a failure. `limits`: names of broken limits that no acceptance covers."""
+    """What to do about a failure. `uncounted`: the gate counts no acceptance of the change.
+    `limits`: names of broken limits that no acceptance covers."""
     steps = []
     if repeat:
         steps.append(("to repeat", shlex.join(repeat)))
@@ -128,7 +130,10 @@ def advice(
         repairs.append(f"meet or change {names}, which cannot be accepted")
     if repairs:
         steps.append(("to repair", "; ".join(repairs)))
-    return steps + [("to accept, commit what this writes", command) for command in accept]
+    words = "to accept, commit what this writes"
+    if uncounted:
+        words += " and gate with --accept-from-change"
+    return steps + [(words, command) for command in accept]
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def test_the_workflow_says_whether_a_gate_counts_what_is_committed(gates: Gates)
     path.unlink()
     text = gates.gate(options=[])[2]
     accept = "gpumem accept test_it.py::test_copy --reason '...'"
-    assert f"to accept, commit what this writes: {accept}" in text
+    words = "to accept, commit what this writes and gate with --accept-from-change"
+    assert f"{words}: {accept}" in text
     summary = (gates.project.folder / "gpumem-results" / "summary.md").read_text()
     assert accept in html.unescape(summary)  # to copy: on its line
 
