@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).parents[1]
 SETS = (
-    *("", "cuda12", "cuda13", "plots", "remote", "test", "dev", "docs"),
+    *("", "cuda12", "cuda13", "plots", "test", "dev", "docs"),
     *("cuda12,cupti12", "cuda13,cupti13", "cuda12,cupti12,plots", "cuda13,cupti13,plots,dev,docs"),
 )
 LIMIT_MB = 400
