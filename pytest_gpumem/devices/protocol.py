@@ -70,19 +70,11 @@ class Stream(Protocol):
 
 Event = Any  # a point in a stream that can be timed
 Graph = Any  # captured work; it owns the memory that was allocated during its capture
-
+Hold = Any
+"""Makes a stream wait while work is queued behind it: the work then has no launch gaps."""
 
 Cycle = Callable[[int, Stream], None]
 """Allocates so many bytes and frees them, in the order of the stream where it has an order."""
-
-
-class Hold(Protocol):
-    """A stream that waits while work is queued behind it: the work then has no launch gaps."""
-
-    def release(self) -> None: ...
-
-    def clock(self) -> float | None:
-        """Hertz of the SM clock during the hold, once it is synchronized."""
 
 
 class Streams(Protocol):
@@ -115,7 +107,12 @@ class Streams(Protocol):
         """Make `stream` wait for all that is queued on `other` now; the host does not wait."""
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
-        """Make `stream` wait until it is released, or for `timeout` seconds."""
+        """Make `stream` wait until `release`, or for `timeout` seconds."""
+
+    def release(self, hold: Hold) -> None: ...
+
+    def clock(self, hold: Hold) -> float | None:
+        """Hertz of the SM clock during a hold, once it is synchronized."""
 
     def capture(
         self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None

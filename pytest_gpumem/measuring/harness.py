@@ -73,7 +73,7 @@ class holding:  # noqa: N801 - a context manager; not a generator, which takes l
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._hold.release()
+        self._device.streams.release(self._hold)
         if kind is not None:
             with suppress(DeviceError):
                 self._device.streams.synchronize(self._stream)

@@ -321,7 +321,7 @@ class Sampler:
         self.host_times.append((self._device.now() - begun) / count)
 
     def _note_clock(self, hold: Hold) -> None:
-        clock = hold.clock()
+        clock = self._device.streams.clock(hold)
         if clock is not None:
             self.clocks.append(clock)
 

@@ -120,15 +120,6 @@ class CudaHold:
     stream: Stream
     timeout: float
 
-    def release(self) -> None:
-        self.words[0] = 1
-
-    def clock(self) -> float | None:
-        cycles, nanoseconds = (int(word) for word in self.words[2:6].view("u8"))
-        if nanoseconds < _CLOCK_SECONDS * 1e9:
-            return None
-        return cycles / nanoseconds * 1e9
-
 
 class CudaStreams:
     def __init__(self, context: Context, compiler: Compiler, memory: CudaMemory) -> None:
@@ -251,6 +242,15 @@ class CudaStreams:
         self._holds.append(hold)
         return hold
 
+    def release(self, hold: Hold) -> None:
+        hold.words[0] = 1
+
+    def clock(self, hold: Hold) -> float | None:
+        cycles, nanoseconds = (int(word) for word in hold.words[2:6].view("u8"))
+        if nanoseconds < _CLOCK_SECONDS * 1e9:
+            return None
+        return cycles / nanoseconds * 1e9
+
     def replay(self, graph: Graph, stream: Stream) -> None:
         if self._capturing is not None:  # a graph within a graph would have to be made a node
             raise CannotCapture("it replays a graph")
@@ -305,7 +305,7 @@ class CudaStreams:
 
     def close(self) -> None:
         for hold in self._holds:
-            hold.release()
+            self.release(hold)
 
 
 def _handles_of_libraries() -> Iterator[int]:

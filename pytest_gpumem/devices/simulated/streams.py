@@ -62,26 +62,11 @@ class Operation:
 
 @dataclass(eq=False)
 class Wait:
-    event: SimulatedEvent  # of another stream
+    event: SimulatedEvent  # of another stream; of a hold, that the host releases it
+    timeout: float = math.inf  # of a hold
 
 
-@dataclass(eq=False)
-class SimulatedHold:
-    timeline: Timeline
-    timeout: float
-    released: float | None = None  # virtual time; infinite where nobody will release it
-
-    def clock(self) -> float | None:
-        return self.timeline.sheet.sm_clock
-
-    def release(self) -> None:
-        self.timeline.call()
-        if self.released is None:
-            self.released = self.timeline.host
-            self.timeline.run()
-
-
-Item = Operation | SimulatedEvent | Wait | SimulatedHold
+Item = Operation | SimulatedEvent | Wait
 
 
 @dataclass(eq=False)
@@ -158,11 +143,7 @@ class Timeline:
     def _schedule(self, stream: SimulatedStream, item: Item, issued: float, seconds: float) -> None:
         """Schedule an item behind those of its stream, or have it wait behind a hold."""
         time = max(stream.ready, issued + _SUBMIT)
-        waits = False
-        if isinstance(item, SimulatedHold):
-            waits = item.released is None
-        elif isinstance(item, Wait):
-            waits = item.event.time is None
+        waits = isinstance(item, Wait) and item.event.time is None
         if stream.blocked or waits:
             stream.blocked = True
             self._waiting.append((stream, item, issued, seconds))
@@ -177,21 +158,21 @@ class Timeline:
         elif isinstance(item, SimulatedEvent):
             time += self.sheet.record
             item.time = round(time / self.sheet.tick) * self.sheet.tick
-        elif isinstance(item, Wait):
-            time = max(time, item.event.time or 0.0)
         else:
-            released = item.released or 0.0
-            if released > time + item.timeout:
+            event = item.event.time or 0.0
+            if event > time + item.timeout:
                 self.expired.add(stream)
-            time = max(time, min(released, time + item.timeout))
+            time = max(time, min(event, time + item.timeout))
         stream.ready = time
         self.latest = max(self.latest, time)
 
     def wait(self, stream: SimulatedStream | None) -> None:
         """Wait for a stream, or for all; holds that stop it run into their time-outs."""
         while self._waiting if stream is None else stream.blocked:
-            holds = [item for _, item, *_ in self._waiting if isinstance(item, SimulatedHold)]
-            holds[0].released = math.inf
+            for _, item, *_ in self._waiting:
+                if isinstance(item, Wait) and item.timeout < math.inf:
+                    item.event.time = math.inf  # nobody will release it
+                    break
             self.run()
         end = self.latest if stream is None else stream.ready
         self.host = max(self.host, end) + _SYNCHRONIZE
@@ -258,9 +239,19 @@ class SimulatedStreams(Facet, protocol.Streams):
 
     def hold(self, stream: Any, timeout: float) -> protocol.Hold:
         self._timeline.forbid_capture("it holds the stream")
-        hold = SimulatedHold(self._timeline, timeout)
+        hold = Wait(SimulatedEvent(), timeout)
         self._timeline.queue(stream, hold, LAUNCH)
         return hold
+
+    def release(self, hold: Any) -> None:
+        timeline = self._timeline
+        timeline.call()
+        if hold.event.time is None:
+            hold.event.time = timeline.host
+            timeline.run()
+
+    def clock(self, hold: Any) -> float | None:
+        return self._timeline.sheet.sm_clock
 
     def capture(
         self, stream: Any, body: Callable[[], None], *, window: WindowSpec | None = None

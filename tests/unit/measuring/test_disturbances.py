@@ -11,7 +11,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.devices.protocol import Hold
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.measure import WAIT_SHARE
 from pytest_gpumem.outcomes import Code, Outcome
@@ -70,15 +69,8 @@ def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
 
 def run_at(bench: Bench, conditions: Any, hertz: float) -> None:
     """From now on the device, which never throttles by itself, says so."""
-    hold = bench.device.streams.hold
-
-    def slowed(stream: Any, timeout: float) -> Hold:
-        made = hold(stream, timeout)
-        replaced(made, clock=lambda: hertz)
-        return made
-
     replaced(bench.device, conditions=conditions)
-    replaced(bench.device.streams, hold=slowed)
+    replaced(bench.device.streams, clock=lambda hold: hertz)
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.5, Outcome.PASS), (50.0, Outcome.UNDECIDED)])

@@ -47,7 +47,7 @@ def took(device: Device, work: Work) -> float:
     device.streams.record(start, stream)
     work.queue(stream)
     device.streams.record(end, stream)
-    hold.release()
+    device.streams.release(hold)
     device.streams.synchronize()
     return device.streams.elapsed(start, end)
 

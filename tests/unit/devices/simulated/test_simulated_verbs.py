@@ -87,7 +87,7 @@ def test_waiting_behind_a_hold_expires_once(bench: Workbench) -> None:
     with pytest.raises(HoldExpired):
         bench.device.streams.synchronize()
     assert bench.device.now() - before == pytest.approx(0.25, rel=0.01)
-    hold.release()
+    bench.device.streams.release(hold)
     bench.device.streams.synchronize()
 
 

@@ -159,7 +159,7 @@ class Workbench:
         work()
         streams.record(end, self.stream)
         if held is not None:
-            held.release()
+            streams.release(held)
         streams.synchronize()
         return streams.elapsed(start, end)
 
