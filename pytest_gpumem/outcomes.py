@@ -65,6 +65,7 @@ class Code(str, Enum):
     """UNDECIDED: the reference has a single process, which does not tell how processes differ."""
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read."""
+    DID_NOT_RUN = "did not run"  # FAIL: an earlier test lost the context of the device
     NO_BASELINE = "no baseline"  # NEW: the baseline has no such row, or none since an acceptance
 
 

@@ -25,7 +25,7 @@ from pytest_gpumem.commands.gate import FOLDER, RESULTS
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row, selects
+from pytest_gpumem.records.row import Omission, Row, selects
 from pytest_gpumem.result_files import ResultFile, load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
 from pytest_gpumem.units import did_you_mean
@@ -179,7 +179,7 @@ def _why_nothing(selected: Sequence[Row | Omission], last: ResultFile) -> str:
     failed, limits = False, set[str]()
     for result in selected:
         if isinstance(result, Omission):
-            failed = failed or result.reason == ITS_TEST_FAILED
+            failed = failed or result.how == "failed"
             continue
         limits.update(absolute_limits(result))
         by_limits = any(of_limit.limit for of_limit in result.verdict.limits)

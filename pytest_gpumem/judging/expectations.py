@@ -11,7 +11,7 @@ loosens a limit is still judged by that of BASE.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from msgspec import field
 from msgspec.structs import replace
@@ -22,32 +22,19 @@ from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import (
-    DID_NOT_RUN,
-    ITS_TEST_FAILED,
     LOST,
     NOT_RUN,
     ROW,
     TEST,
     UNDECIDED,
+    How,
     Omission,
     Row,
     Status,
     selects,
 )
 
-How = Literal[
-    "passed",
-    "failed",
-    "skipped",
-    "xfailed",
-    "xpassed",
-    "left out",
-    "not reached",
-    "gone",
-    "not asked for",
-]
-"""How a test ended, by its reports. It is left out by an option, an ini file, a conftest or a
-module that skips; not reached where the session ended before; or gone, as it is not collected."""
+_FAILED = ("failed", "did not run")
 _NO_RESULT = ("skipped", "xfailed", "xpassed")
 
 
@@ -64,7 +51,7 @@ class Ending(NamedTuple):
     """How a test ended."""
 
     how: How
-    reason: str = ""  # in words, such as "deselected by -m of pytest.ini"
+    reason: str = ""  # as `Omission.reason`, such as "deselected by -m of pytest.ini"
     by_words: bool = False  # as `Omission.by_words`
     plugin: str = ""  # file of the installed plugin that left it out, such as to divide the tests
     in_base: bool = False  # BASE runs the test on this machine: if it is left out, it is lost
@@ -97,6 +84,7 @@ class Selection(Record, frozen=True):
     """By node id of what failed in it: the first line of why."""
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By node id of a reported test: its file, as `reporting.github` names it, and its line."""
+    unrun: tuple[str, ...] = ()  # Node ids of the failures that an earlier test kept from running
 
     def has(self, nodeid: str) -> bool:
         return nodeid in self.tests or nodeid in self.others
@@ -114,7 +102,7 @@ def against_base(
 ) -> Ending:
     """Return how a test of a change ended, seen from what BASE selects."""
     nodeid = expectation.nodeid
-    if ending.how in ("passed", "failed"):
+    if ending.how in ("passed", *_FAILED):
         return ending
     if base.has(nodeid):
         if ending.plugin and ending.plugin in base.dividing:
@@ -228,7 +216,8 @@ def judged(row: Row) -> set[str]:
 def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> Omission | None:
     """Return what was not judged; None if a verdict or the failure of its test says all."""
     what = expectation.what
-    ran = ending.how in ("passed", "failed")
+    failed = ending.how in _FAILED
+    ran = failed or ending.how == "passed"
     if what == ROW:
         labels = [row.label for row in rows if row.measurement is not None]
         if ran and expectation.label in labels:
@@ -236,11 +225,11 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
         status, reason = _of_row(ending)
     elif what == TEST:
         measured = any(row.measured_something for row in rows)
-        if ending.how == "failed" or (ran and (measured or not expectation.unmeasured)):
+        if failed or (ran and (measured or not expectation.unmeasured)):
             return None
         status, reason = _of_row(ending)
     else:
-        if ending.how == "failed" or any(what in judged(row) for row in rows):
+        if failed or any(what in judged(row) for row in rows):
             return None
         status, reason = _of_limit(what, ending)
     return Omission(
@@ -252,6 +241,7 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
         ending.by_words,
         base_too=ending.base_too,
         skipped=ending.in_base and ending.how in _NO_RESULT,
+        how=ending.how,
     )
 
 
@@ -260,8 +250,8 @@ def _of_row(ending: Ending) -> tuple[Status, str]:
         return LOST, "its test passed unmeasured"
     if ending.base_too:
         return NOT_RUN, ending.reason
-    if ending.how == "failed" and not ending.reason.startswith(DID_NOT_RUN):
-        return LOST, ITS_TEST_FAILED
+    if ending.how == "did not run":
+        return LOST, ending.reason
     if ending.how == "failed" or ending.how in _NO_RESULT:
         return LOST, f"its test {ending.reason or ending.how}"
     return _not_run(ending, "its")

@@ -42,10 +42,10 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
     LOST,
-    NOT_COLLECTED,
     ROW,
     TEST,
     UNDECIDED,
+    How,
     Omission,
     selects,
 )
@@ -82,7 +82,8 @@ class ExpectationFeature(Feature):
         """By node id, before any test was deselected; None if nobody relies on the test."""
         self._left_out: dict[str, list[str]] = {}
         """By node id of a deselected test: the option, or the plugin or project and its file."""
-        self._modules: dict[str, str] = {}  # by node id: why its collection failed or skipped
+        self._modules: dict[str, tuple[How, str]] = {}
+        """By node id of what was not collected: whether it failed or skipped, and why."""
         self._files: dict[str, str] = {}  # in a gate: SHA-256 of test files, by path in node ids
         self._selected: set[str] = set()  # node ids that were to run
         self._no_verdict: set[str] = set()
@@ -114,13 +115,14 @@ class ExpectationFeature(Feature):
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
             return
-        reason = NOT_COLLECTED
+        how: How = "not collected"
+        reason = "its collection failed"
         if isinstance(report.longrepr, tuple):
-            reason = report.longrepr[2].removeprefix("Skipped: ")
+            how, reason = "left out", report.longrepr[2].removeprefix("Skipped: ")
         else:
             last_line = str(report.longrepr).strip().rpartition("\n")[2]
             self._failures[report.nodeid] = last_line.removeprefix("E").strip() or reason
-        self._modules[report.nodeid] = f"{report.nodeid} {report.outcome} ({reason})"
+        self._modules[report.nodeid] = how, f"{report.nodeid} {report.outcome} ({reason})"
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         self.note(item for item in items if item.nodeid not in self._tests)
@@ -137,12 +139,14 @@ class ExpectationFeature(Feature):
 
     def _seen(self) -> list[Any]:
         tests = {nodeid: test and to_plain(test) for nodeid, test in self._tests.items()}
-        return [tests, self._left_out, self._modules, self._files, sorted(self._selected)]
+        selected, unrun = sorted(self._selected), self._session.unrun
+        return [tests, self._left_out, self._modules, self._files, selected, unrun]
 
     def _take(self, seen: list[Any]) -> None:
         """Take what a worker has collected; each collects the same."""
-        tests, self._left_out, self._modules, self._files, selected = seen
+        tests, self._left_out, self._modules, self._files, selected, unrun = seen
         self._selected.update(selected)
+        self._session.unrun.update(unrun)
         for nodeid, test in tests.items():
             self._tests[nodeid] = test and from_plain(test, ExpectedTest)
 
@@ -184,6 +188,7 @@ class ExpectationFeature(Feature):
             self._files,
             self._failures,
             places,
+            tuple(self._session.unrun),
         )
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))
 
@@ -246,8 +251,9 @@ class ExpectationFeature(Feature):
         """How a test ended, and who left it out."""
         gpu, reports = self._session, self._session.rows.tests.get(nodeid)
         if reports is not None and reports.end is not None:
-            unrun = nodeid in gpu.unrun
-            return Ending(reports.end, gpu.why_unrun if unrun else reports.explained)
+            if nodeid in gpu.unrun:
+                return Ending("did not run", gpu.unrun[nodeid])
+            return Ending(reports.end, reports.explained)
         if nodeid in self._left_out:
             kind, name = self._left_out[nodeid]
             by_words = kind == _PLUGIN or words.deselect(kind, nodeid)
@@ -255,9 +261,9 @@ class ExpectationFeature(Feature):
             if not by_words and kind != _PROJECT:
                 reason += " of the ini file"
             return Ending("left out", reason, by_words, plugin=name if kind == _PLUGIN else "")
-        for module, why in self._modules.items():
+        for module, (how, why) in self._modules.items():
             if nodeid not in self._selected and (module == nodeid or selects(module, nodeid)):
-                return Ending("left out", why)
+                return Ending(how, why)
         if nodeid in self._selected or not complete:
             return Ending("not reached", "not reached")
         if not any(name == "." or selects(name, nodeid) for name in words.tests):

@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import (
     Footprints,
     HoldExpired,
 )
-from pytest_gpumem.judging.expectations import How, Selection, stricter_limits
+from pytest_gpumem.judging.expectations import Selection, stricter_limits
 from pytest_gpumem.judging.finding import unjudged, with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
@@ -35,7 +35,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import DID_NOT_RUN, LimitResult, Omission, Row, key_of
+from pytest_gpumem.records.row import How, LimitResult, Omission, Row, key_of
 from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.settings import (
@@ -122,7 +122,7 @@ class GpuSession:
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self.destroyed = False  # a context of ours, by a reset
         self.why_unrun = ""  # why no later test runs on the device
-        self.unrun: set[str] = set()  # node ids of the tests that it kept from running
+        self.unrun: dict[str, str] = {}  # by node id of the tests that it kept from running: why
 
     def new_row(self, nodeid: str, limits: Limits, label: str = "") -> Row:
         """A row before any finding."""
@@ -259,13 +259,12 @@ class GpuSession:
         file, line, _ = item.location
         place = file if line is None else f"{file}:{line + 1}"
         self.lost_in = item.nodeid
-        lost = printable(f"{item.nodeid} lost the context ({what}, {place})")
-        self.why_unrun = f"{DID_NOT_RUN}{lost}"
+        self.why_unrun = printable(f"{item.nodeid} lost the context ({what}, {place})")
 
     def check_context(self, item: pytest.Item) -> None:
         if self.lost_in is not None:
-            self.unrun.add(item.nodeid)
-            raise ContextLost(self.why_unrun)
+            self.unrun[item.nodeid] = self.why_unrun
+            raise ContextLost(f"did not run: {self.why_unrun}")
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""

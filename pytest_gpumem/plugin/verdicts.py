@@ -301,8 +301,9 @@ def _unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | N
         parts += [line.strip() for line in str(error).splitlines() if line.strip()][:1]
         cause = ": ".join(parts) or "no message"
     reason = f"failed before anything was measured: {cause}"
+    code = Code.DID_NOT_RUN if item.nodeid in session.unrun else None
     row = replace(session.new_row(item.nodeid, Limits()), failed=True)
-    return with_verdict(row, [LimitResult("", Outcome.FAIL, None, reason)])
+    return with_verdict(row, [LimitResult("", Outcome.FAIL, code, reason)])
 
 
 # The failure of a test

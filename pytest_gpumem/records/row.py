@@ -130,11 +130,6 @@ class Row(Record, frozen=True):
         return key_of(self.nodeid, self.label)
 
 
-def did_not_run(row: Row) -> bool:
-    """True if an earlier test kept the row's test from running."""
-    return not row.measured_something and DID_NOT_RUN in row.verdict.reason
-
-
 class Past(Record, frozen=True):
     """A row in an earlier run."""
 
@@ -151,15 +146,22 @@ LOST: Final = "lost"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNDECIDED: Final = "undecided"
-NOT_REACHED: Final = "not reached"
-"""`Omission.reason` of what the session did not come to, because it ended before."""
-ITS_TEST_FAILED: Final = "its test failed"
-"""`Omission.reason` of what a test did not measure, because it failed or crashed before."""
-NOT_COLLECTED: Final = "its collection failed"
-"""Ends `Omission.reason` of a test whose file cannot be imported."""
-DID_NOT_RUN: Final = "did not run: "
-"""Begins the error of a test that an earlier test kept from running, and the reason in
-`Omission.reason`; which test and how follows."""
+How = Literal[
+    "passed",
+    "failed",
+    "skipped",
+    "xfailed",
+    "xpassed",
+    "did not run",
+    "left out",
+    "not collected",
+    "not reached",
+    "gone",
+    "not asked for",
+]
+"""How a test ended. An earlier test kept it from running; an option, an ini file, a conftest or a
+module that skips left it out; the collection of its file failed; the session ended before it; or no
+file has it any more."""
 
 
 class Omission(Record, frozen=True):
@@ -174,7 +176,7 @@ class Omission(Record, frozen=True):
     """`lost`; `accepted`, if somebody accepted its removal; `not run`, if its test was left out or
     the session ended first; or `undecided`, if its test ran and nothing that the limit is about was
     measured."""
-    reason: str  # Why it was not judged
+    reason: str  # Why it was not judged; of a test that did not run, what kept it
     what: str = ROW
     """"row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the
     name of the limit."""
@@ -182,6 +184,7 @@ class Omission(Record, frozen=True):
     base_too: bool = False  # BASE does not run the test of this gate either
     skipped: bool = False
     """BASE runs the test of this gate; here it skips, or fails as expected."""
+    how: How = "gone"  # How its test ended
 
     @property
     def does_not_fail_strict(self) -> bool:
@@ -191,12 +194,8 @@ class Omission(Record, frozen=True):
     @property
     def possibly_intended(self) -> bool:
         """True if it is lost, and no failure or crash is the reason."""
-        return (
-            self.status == LOST
-            and self.reason not in (NOT_REACHED, ITS_TEST_FAILED)
-            and DID_NOT_RUN not in self.reason
-            and NOT_COLLECTED not in self.reason
-        )
+        by_failure = self.how in ("failed", "did not run", "not collected", "not reached")
+        return self.status == LOST and not by_failure
 
     @property
     def key(self) -> str:

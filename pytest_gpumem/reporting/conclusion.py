@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import LOST, Omission, Past, Row, did_not_run
+from pytest_gpumem.records.row import LOST, Omission, Past, Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, why_lines, worst_first
 from pytest_gpumem.reporting.table import remedies
@@ -79,9 +79,9 @@ def failing_rows(rows: Sequence[Row]) -> list[Row]:
     failing: dict[str, Row] = {}
     for row in worst_first(rows):
         fails = row.verdict.outcome is Outcome.FAIL
-        if did_not_run(row) or not (fails or (row.failed and row.nodeid not in by_verdict)):
-            continue
-        failing.setdefault(row.nodeid if row.test_error is True else row.key, row)
+        fails = fails or (row.failed and row.nodeid not in by_verdict)
+        if fails and row.verdict.code is not Code.DID_NOT_RUN:
+            failing.setdefault(row.nodeid if row.test_error is True else row.key, row)
     return list(failing.values())
 
 

@@ -13,9 +13,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import (
     ACCEPTED,
-    DID_NOT_RUN,
     LOST,
-    NOT_REACHED,
     NOT_RUN,
     ROW,
     TEST,
@@ -134,11 +132,10 @@ def missing_lines(missing: Sequence[Omission]) -> list[str]:
         reason, lost = omission.reason, omission.status == LOST
         if omission.status == NOT_RUN:
             not_run[things.get(omission.what, "limit")][reason] += 1
-        elif lost and reason == NOT_REACHED:
+        elif lost and omission.how == "not reached":
             crashed["not reached, because the session ended before"].add(omission.nodeid)
-        elif lost and DID_NOT_RUN in reason:
-            why = f"did not run because {reason.partition(DID_NOT_RUN)[2]}"
-            crashed[why].add(omission.nodeid)
+        elif lost and omission.how == "did not run":
+            crashed[f"did not run because {reason}"].add(omission.nodeid)
         else:
             name = names[omission.status]
             limit = "" if omission.what in things else f", {omission.what}"

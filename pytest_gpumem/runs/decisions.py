@@ -30,7 +30,6 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
-    DID_NOT_RUN,
     ROW,
     TEST,
     UNDECIDED,
@@ -38,7 +37,6 @@ from pytest_gpumem.records.row import (
     Omission,
     PairedChange,
     Row,
-    did_not_run,
 )
 from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
 from pytest_gpumem.reporting.terminal import missing_lines
@@ -260,6 +258,7 @@ def conclude(
     looser: Sequence[LooserLimit] = (),
     new: Collection[str] = (),
     *,
+    unrun: Collection[str] = (),
     strict: bool = False,
     strict_session: bool = False,
     simulated: bool = False,
@@ -268,6 +267,7 @@ def conclude(
     """Return the end of a gate, without advice.
 
     `session_code`: pytest's exit code. `failures`: by node id, the first line of why.
+    `unrun`: node ids of those that an earlier test kept from running.
     `new`: keys of the rows that BASE does not have.
     `strict`: green takes a PASS of every row with a limit, on a real GPU.
     `strict_session`: the session failed every row in doubt.
@@ -276,8 +276,7 @@ def conclude(
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
-    # Tests that another one kept from running did not fail by themselves.
-    errors = {nodeid: why for nodeid, why in failures.items() if DID_NOT_RUN not in why}
+    errors = {nodeid: why for nodeid, why in failures.items() if nodeid not in unrun}
     remarks = [*looser_lines(looser), *missing_lines(missing)]
     remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
     for row in (*states[State.OPEN], *states[State.ACCEPTED]):
@@ -308,7 +307,7 @@ def conclude(
     if looser:
         tests = {change.key for change in looser}
         causes.append(f"looser limits of {counted(len(tests), 'test')}")
-    by_error = {row.nodeid for row in states[State.ERROR] if not did_not_run(row)}
+    by_error = {row.nodeid for row in states[State.ERROR] if row.nodeid not in unrun}
     by_error -= {row.nodeid for row in failed}
     others = set(errors) - {row.nodeid for row in rows}
     for count, what in (

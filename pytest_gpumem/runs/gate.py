@@ -105,7 +105,8 @@ class Gate:
             if self.code == Exit.USAGE:
                 return Conclusion(Exit.USAGE, [self.mistake])
             if self.results is None:
-                return conclude(self.code, self.of_head.failures, looser=self.looser)
+                failures, unrun = self.of_head.failures, self.of_head.unrun
+                return conclude(self.code, failures, unrun=unrun, looser=self.looser)
             return self._decide(self.results)
 
     # Sentences 1 and 2
@@ -214,6 +215,7 @@ class Gate:
             missing,
             self.looser,
             new,
+            unrun=self.of_head.unrun,
             strict=self.strict,
             strict_session=strict_session,
             simulated=document.device.simulated,

@@ -20,7 +20,6 @@ from pytest_gpumem.baselines.acceptances import FOLDER, Acceptance, AcceptedChan
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import (
-    ITS_TEST_FAILED,
     LOST,
     LimitResult,
     Omission,
@@ -217,7 +216,7 @@ def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path) 
         )
         crashed = row(Outcome.FAIL, "test_crashed")
         crashed = replace(crashed, measurement=None, verdict=replace(crashed.verdict, limits=()))
-        aborted = [Omission("t.py::test_aborted", "", LOST, ITS_TEST_FAILED)]
+        aborted = [Omission("t.py::test_aborted", "", LOST, "its test failed", how="failed")]
         results(
             slower(),
             row(name="test_fine"),

@@ -14,7 +14,6 @@ from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.row import (
     LOST,
-    NOT_REACHED,
     Comparison,
     Difference,
     LimitResult,
@@ -181,10 +180,10 @@ def test_the_header_names_the_device_and_what_is_not_the_default(facts: DeviceFa
 
 
 def test_what_was_not_judged_is_listed_or_counted() -> None:
-    crash = "did not run: t.py::test_a lost the context"
+    crash = "t.py::test_a lost the context"
     missing = [
-        Omission("t.py::test_b", "", LOST, crash),
-        Omission("t.py::test_c", "", LOST, NOT_REACHED),
+        Omission("t.py::test_b", "", LOST, crash, how="did not run"),
+        Omission("t.py::test_c", "", LOST, "not reached", how="not reached"),
         Omission("t.py::test_d", "", LOST, "it measured nothing"),
         Omission("t.py::test_e", "", "undecided", "nothing measured", what="max_latency"),
         Omission("t.py::test_f", "", "not run", "deselected"),

@@ -118,7 +118,7 @@ def test_all_causes_of_a_failure_are_named() -> None:
         "t.py::c": "did not run: t.py::b lost the context",
     }
     looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
-    end = concluded(*rows, missing=lost, looser=looser, failures=failures)
+    end = concluded(*rows, missing=lost, looser=looser, failures=failures, unrun=["t.py::c"])
     assert conclusion_lines(end, 500)[0] == (
         "red: 2 tests lost; 1 of 2 rows fails; looser limits of 1 test; "
         "1 test failed by an assertion or an error of its own; "
