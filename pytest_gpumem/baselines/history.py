@@ -18,7 +18,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from pytest_gpumem.baselines.acceptances import Acceptances, Figure
-from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun
+from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun, times_of
+from pytest_gpumem.judging.differences import measured_differently
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
@@ -76,18 +77,11 @@ class Baseline:
         return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE, figure)
 
     def measured_differently(self, row: Row) -> bool:
-        """Return whether a measured row is new because it is measured in another way.
-
-        A launch that moves more bytes is not: it does more work, and its time says by how much.
-        """
-        runs = self._saved(row.key, "time")
+        """Return whether a measured row is new because it is measured in another way."""
+        runs = times_of(self._saved(row.key, "time"))
         if not runs or row.measurement is None or self.reference_runs(row):
             return False
-        then, now = _settings(runs[-1], "time"), _settings(row, "time")
-        before, after = then.pop("declared bytes"), now.pop("declared bytes")
-        if then != now or before == after:
-            return then != now
-        return before is None or after is None or after < before
+        return measured_differently(runs[-1][1], row.measurement) is not None
 
     def why_new(self, row: Row, figure: Figure = "time") -> str:
         """Return why a figure of a row has no reference."""

@@ -93,6 +93,26 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
             yield Difference(kind, before, after)
 
 
+def measured_differently(base: Measurement, head: Measurement) -> str | None:
+    """Return in words how head measures a row in another way, which may hide a slow-down, or None.
+
+    A launch that moves more bytes is none: it does more work, and its time says by how much.
+    """
+    for name in ("mode", "sampler", "window"):
+        was, now = getattr(base, name), getattr(head, name)
+        if was != now:
+            if name == "window":
+                was, now = window_text(was), window_text(now)
+            return f"{name} was {was} in base and is {now} in head"
+    if base.moved_bytes is None:
+        return None
+    before = base.moved_bytes.total
+    if head.moved_bytes is None:
+        return f"base declares {before:,} bytes, and head none"
+    after = head.moved_bytes.total
+    return f"head declares {after:,} bytes, and base {before:,}" if after < before else None
+
+
 # What a launch ran
 
 

@@ -7,13 +7,18 @@ Five looks at the mean of log(head / base), each by Student's t at 99.9 % a side
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median_low, stdev
 
+from pytest_gpumem.judging.finding import Check, change, counted
+from pytest_gpumem.judging.footprint import comparable
 from pytest_gpumem.judging.reference import PASSES
 from pytest_gpumem.judging.spread import quantile
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.row import LimitResult
+from pytest_gpumem.units import format_share, parse_growth, sizes
 
 LOOKS = (5, 8, 12, 20, 32)
 """Numbers of pairs after which a row is judged."""
@@ -65,10 +70,39 @@ def _interval(log_ratios: Sequence[float]) -> tuple[float, float]:
     return low, mean + quantile(passes, pairs - 1) * deviation / math.sqrt(pairs)
 
 
+def of_pairs(check: Check, pairs: Pairs) -> LimitResult:
+    """Return the finding about the pairs so far; UNDECIDED where they decide nothing."""
+    text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
+    low, high = pairs.bounds
+    if math.isfinite(low) and low != high:
+        text += f", between {change(low)} and {change(high)}"
+    limit = f"{check.name} {check.written}"
+    if check.origin == "accepted":
+        limit = f"the accepted {check.written}"
+    if pairs.outcome is Outcome.PASS:
+        return check.finding(Outcome.PASS, f"{text}: within {limit}")
+    if pairs.outcome is Outcome.FAIL:
+        return check.finding(Outcome.FAIL, f"{text}: slower than {limit} allows", Code.SLOWER)
+    text += f": open at {limit}"
+    if math.isfinite(high):
+        text += f"; at {format_share(max(high, 0.0))} it would pass"
+    return check.finding(Outcome.UNDECIDED, text, Code.NOISY)
+
+
 PEAKS = 3
 """Processes of each side whose peaks a duet compares."""
 
 
-def judge_peaks(head: Sequence[int], base: Sequence[int], most: Callable[[int], float]) -> Outcome:
-    """Compare the peaks of `PEAKS` processes a side. `most`: the largest allowed over a peak."""
-    return Outcome.FAIL if median(head) > most(max(base)) else Outcome.PASS
+def of_peaks(check: Check, head: Sequence[Footprint], base: Sequence[Footprint]) -> LimitResult:
+    """Return the finding about the footprints of `PEAKS` processes a side, if all were watched."""
+    alike = all(comparable(footprint, base[0]) for footprint in (*base, *head))
+    if len(base) < PEAKS or len(head) < PEAKS or not alike:
+        return check.not_judged("memory was not watched alike on both sides", Code.NOT_READ)
+    greatest = max(footprint.peak for footprint in base)
+    middle = median_low(footprint.peak for footprint in head)
+    middle_text, greatest_text = sizes(middle, greatest)
+    figure = f"a peak of {middle_text} against {greatest_text} of base"
+    if greatest:
+        figure += f" ({change(middle / greatest - 1)})"
+    most = parse_growth(check.written).most(greatest)
+    return check.at_most(middle, most, figure, Code.TOO_MUCH_MEMORY)

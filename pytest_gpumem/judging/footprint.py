@@ -67,10 +67,10 @@ def judge_footprint(
         if name != MAX_WAITS:
             yield _judge_bytes(check, footprint, past, no_history, fixtures_alone)
         elif footprint.waits is not None:
-            yield _judge_waits(check, footprint.waits, past, no_history, of)
+            yield judge_waits(check, footprint.waits, past, no_history, of)
 
 
-def _judge_waits(
+def judge_waits(
     check: Check, waits: Waits, past: Sequence[Footprint], no_history: str | None, of: str
 ) -> LimitResult:
     if waits.not_read is not None:

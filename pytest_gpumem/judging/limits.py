@@ -180,9 +180,10 @@ def exact_count(measurement: Measurement, name: str) -> int | str:
     return of_pages
 
 
-def _count(
+def judge_count(
     check: Check, measurement: Measurement, past: Sequence[Measurement], of: str
 ) -> LimitResult:
+    """Compare a count with a number, or with runs of `of` in words, such as "the baseline"."""
     count = exact_count(measurement, check.name)
     if isinstance(count, str):
         return check.not_judged(count, Code.CONDITIONS)
@@ -248,7 +249,7 @@ def absolute(
         elif name == "faster_than":
             finding = _faster_than(check, measurement, siblings or {})
         else:
-            finding = _count(check, measurement, past, of)
+            finding = judge_count(check, measurement, past, of)
         if finding is not None:
             yield finding
 

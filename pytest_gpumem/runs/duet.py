@@ -181,8 +181,7 @@ class Duet:
                     text = f"{side}, also when it was taken again: {reason}"
                     row.end(Outcome.UNDECIDED, text, Code.CONDITIONS)
                 return f"{side}: {reason}"
-        assert self.device is not None
-        row.add(base, head, self.device)
+        row.add(base, head)
         return None
 
     def _end(self, row: DuetRow, pair: Pair, troubles: Troubles) -> None:

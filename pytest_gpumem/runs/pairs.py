@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_gpumem.judging.differences import differences
-from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, judge_peaks
-from pytest_gpumem.judging.finding import change, counted, window_text, worst
-from pytest_gpumem.judging.footprint import comparable, judge_footprint
-from pytest_gpumem.judging.limits import EXACT, absolute
+from pytest_gpumem.judging.differences import differences, measured_differently
+from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, of_pairs, of_peaks
+from pytest_gpumem.judging.finding import Check, check_of, worst
+from pytest_gpumem.judging.footprint import judge_waits
+from pytest_gpumem.judging.limits import EXACT, judge_count
 from pytest_gpumem.judging.regression import corrected_logs
+from pytest_gpumem.limits import MAX_WAITS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Difference, LimitResult, Row, selects
 from pytest_gpumem.runs.processes import BASE, ProcessRecord
-from pytest_gpumem.units import format_share, parse_growth, parse_margin, sizes
+from pytest_gpumem.units import parse_margin
 
 TIME, PEAK = "max_regression", "max_peak_regression"
 JUDGED = (TIME, PEAK, *EXACT)
@@ -77,17 +78,22 @@ class DuetRow:
     @property
     def open(self) -> bool:
         """True if a further pair may decide something."""
-        return self.ended is None and any(name not in self.decided for name in self._names())
+        return self.ended is None and bool(self._open_checks())
 
-    def _names(self) -> list[str]:
-        return [name for name in JUDGED if getattr(self.limits, name) is not None]
+    def _open_checks(self) -> list[Check]:
+        checks = []
+        for name in JUDGED:
+            check = check_of(self.limits, name)
+            if check is not None and name not in self.decided:
+                checks.append(check)
+        return checks
 
     def end(self, outcome: Outcome | None, reason: str, code: Code | None = None) -> None:
         self.ended, self.decided = (outcome, reason), {}
         if outcome is not None and outcome is not Outcome.NEW:
             self.decided[""] = LimitResult("", outcome, code, reason)
 
-    def add(self, base: Row, head: Row, facts: DeviceFacts) -> None:
+    def add(self, base: Row, head: Row) -> None:
         self.base.append(base)
         self.head.append(head)
         was, now = base.measurement, head.measurement
@@ -97,93 +103,39 @@ class DuetRow:
                 reason = f"measured in another way, which may hide a slow-down: {other}"
                 self.end(Outcome.FAIL, reason, Code.MEASURED_DIFFERENTLY)
                 return
-            if self.limits.max_regression is not None and TIME not in self.decided:
-                self._add_time(was, now, self.limits.max_regression)
-        if len(self.base) == 1:
-            self._judge_counts(base, head, facts)
-        if len(self.base) == PEAKS and self.limits.max_peak_regression is not None:
-            self.decided[PEAK] = self._peak(self.limits.max_peak_regression)
+        for check in self._open_checks():
+            if check.name == TIME:
+                if was is not None and now is not None:
+                    self._judge_time(check, was, now)
+            elif check.name != PEAK:
+                self.decided[check.name] = _judge_count(check, base, head)
+            elif len(self.base) == PEAKS:
+                self.decided[PEAK] = of_peaks(check, _footprints(self.head), _footprints(self.base))
 
-    def _add_time(self, base: Measurement, head: Measurement, written: str) -> None:
+    def _judge_time(self, check: Check, base: Measurement, head: Measurement) -> None:
         ratios: tuple[float, ...] = ()
-        limit = math.log1p(parse_margin(written).over(base.latency))
+        limit = math.log1p(parse_margin(check.written).over(base.latency))
         if self.pairs is not None:
             ratios, limit = self.pairs.log_ratios, self.pairs.limit
         # Both are corrected to one launch overhead.
         (was,), (now,) = corrected_logs([base, head])
         self.pairs = judge_pairs((*ratios, now - was), limit)
         if self.pairs.outcome is not None:
-            self.decided[TIME] = self._time(self.pairs)
-
-    def _time(self, pairs: Pairs) -> LimitResult:
-        text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
-        low, high = pairs.bounds
-        if math.isfinite(low) and low != high:
-            text += f", between {change(low)} and {change(high)}"
-        accepted = self.limits.origin.get(TIME) == "accepted"
-        limit = f"{'the accepted' if accepted else TIME} {self.limits.max_regression}"
-        if pairs.outcome is Outcome.PASS:
-            return LimitResult(TIME, Outcome.PASS, None, f"{text}: within {limit}")
-        if pairs.outcome is Outcome.FAIL:
-            reason = f"{text}: slower than {limit} allows"
-            return LimitResult(TIME, Outcome.FAIL, Code.SLOWER, reason)
-        text += f": open at {limit}"
-        if math.isfinite(high):
-            text += f"; at {format_share(max(high, 0.0))} it would pass"
-        return LimitResult(TIME, Outcome.UNDECIDED, Code.NOISY, text)
-
-    def _judge_counts(self, base: Row, head: Row, facts: DeviceFacts) -> None:
-        names = [name for name in EXACT if getattr(self.limits, name) is not None]
-        for name in names:
-            reason = f"{name} cannot be judged: it was not counted on both sides"
-            self.decided[name] = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)
-        was, now = base.measurement, head.measurement
-        findings: Iterable[LimitResult] = ()
-        if was is not None and now is not None:
-            findings = absolute(now, self.limits, facts, past=(was,), names=names, of=BASE)
-        elif base.footprint is not None and head.footprint is not None:
-            past = [base.footprint]
-            findings = judge_footprint(head.footprint, self.limits, past, of=BASE)
-        for finding in findings:
-            if finding.limit in names:
-                self.decided[finding.limit] = finding
-
-    def _peak(self, written: str) -> LimitResult:
-        was = [row.footprint for row in self.base if row.footprint is not None]
-        now = [row.footprint for row in self.head if row.footprint is not None]
-        alike = all(comparable(footprint, was[0]) for footprint in [*was, *now])
-        if len(was) < PEAKS or len(now) < PEAKS or not alike:
-            reason = f"{PEAK} cannot be judged: memory was not watched alike on both sides"
-            return LimitResult(PEAK, Outcome.UNDECIDED, Code.NOT_READ, reason)
-        before = [footprint.peak for footprint in was]
-        after = [footprint.peak for footprint in now]
-        outcome = judge_peaks(after, before, parse_growth(written).most)
-        base, head = max(before), int(statistics.median(after))
-        head_text, base_text = sizes(head, base)
-        share = f" ({change(head / base - 1)})" if base else ""
-        above, code = "not above", None
-        if outcome is Outcome.FAIL:
-            above, code = "above", Code.TOO_MUCH_MEMORY
-        reason = (
-            f"a peak of {head_text} against {base_text} of base{share}, {above} {PEAK} {written}"
-        )
-        return LimitResult(PEAK, outcome, code, reason)
+            self.decided[TIME] = of_pairs(check, self.pairs)
 
     # The verdict by the pairs so far
 
     @property
     def results(self) -> list[LimitResult]:
         """The worst first."""
-        results = dict(self.decided)
+        results = list(self.decided.values())
         if self.ended is None:
-            for name in self._names():
-                reason = f"{name} was not judged: the duet ended before"
-                open_result = LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason)
-                if name == TIME and self.pairs is not None:
-                    open_result = self._time(self.pairs)
-                results.setdefault(name, open_result)
-        in_order = [results[name] for name in ("", *JUDGED) if name in results]
-        return sorted(in_order, key=lambda result: result.outcome.rank)
+            for check in self._open_checks():
+                if check.name == TIME and self.pairs is not None:
+                    results.append(of_pairs(check, self.pairs))
+                else:
+                    results.append(check.not_judged("the duet ended before", Code.NOISY))
+        return sorted(results, key=lambda result: result.outcome.rank)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -218,25 +170,21 @@ class DuetRow:
     @property
     def head_peak(self) -> int:
         """Bytes: the median over the processes of head."""
-        peaks = [row.footprint.peak for row in self.head if row.footprint is not None]
+        peaks = [footprint.peak for footprint in _footprints(self.head)]
         return int(statistics.median(peaks)) if peaks else 0
 
 
-def measured_differently(base: Measurement, head: Measurement) -> str | None:
-    """Return in words how head measures a row in another way, or None."""
-    for name in ("mode", "sampler"):
-        was, now = getattr(base, name), getattr(head, name)
-        if was != now:
-            return f"{name} was {was} in base and is {now} in head"
-    if base.window != head.window:
-        was, now = window_text(base.window), window_text(head.window)
-        return f"the window was {was} in base and is {now} in head"
-    if base.moved_bytes is None:
-        return None
-    if head.moved_bytes is None:
-        return "head no longer declares its bytes"
-    was, now = base.moved_bytes.total, head.moved_bytes.total
-    return f"head declares {now:,} bytes, and base {was:,}" if now < was else None
+def _judge_count(check: Check, base: Row, head: Row) -> LimitResult:
+    if base.measurement is not None and head.measurement is not None:
+        return judge_count(check, head.measurement, [base.measurement], BASE)
+    was, now = base.footprint, head.footprint
+    if check.name == MAX_WAITS and was is not None and now is not None and now.waits is not None:
+        return judge_waits(check, now.waits, [was], None, BASE)
+    return check.not_judged("it was not counted on both sides", Code.NOT_READ)
+
+
+def _footprints(rows: Sequence[Row]) -> list[Footprint]:
+    return [row.footprint for row in rows if row.footprint is not None]
 
 
 def _median_latency(rows: Sequence[Row]) -> float | None:

@@ -7,8 +7,10 @@ import statistics
 
 import pytest
 
-from pytest_gpumem.judging.duet import LOOKS, judge_pairs, judge_peaks
+from pytest_gpumem.judging.duet import LOOKS, judge_pairs, of_peaks
+from pytest_gpumem.judging.finding import Check
 from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.footprint import Footprint
 
 LIMIT = math.log1p(0.01)
 QUANTILES = {5: 7.173, 8: 4.785, 12: 4.025, 20: 3.579, 32: 3.375}
@@ -85,16 +87,14 @@ def test_pairs_that_agree_are_decided_on_either_side_of_the_limit() -> None:
         assert judge_pairs([change] * 5, LIMIT).outcome is outcome
 
 
-def at_most(peak: int) -> float:
-    """Return what a limit of 2 % allows."""
-    return 1.02 * peak
-
-
 def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base() -> None:
+    check = Check("max_peak_regression", "2%", "marker")
     for head, base, outcome in [
         ((1020, 1020, 1020), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1000), (1000, 1000, 1000), Outcome.FAIL),
         ((9999, 1000, 1000), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1021), (1000, 1001, 1000), Outcome.PASS),
+        ((1000, 1000), (1000, 1000, 1000), Outcome.UNDECIDED),  # one was not watched
     ]:
-        assert judge_peaks(head, base, at_most) is outcome
+        sides = [[Footprint(peak=peak) for peak in peaks] for peaks in (head, base)]
+        assert of_peaks(check, *sides).outcome is outcome
