@@ -96,10 +96,13 @@ def _cuda(index: int) -> DeviceChoice:
     from pytest_gpumem.devices.cuda.facts import read_facts
 
     try:
-        answer = read_facts(index)
+        every = read_facts(index)
     except NoDevice as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
-    return DeviceChoice(answer.facts, None, answer.gpus, answer.alike, index)
+    facts = every[0]
+    gpus = tuple(each.uuid for each in every if each.uuid)
+    alike = tuple(each.uuid for each in every if each.uuid and each.key == facts.key)
+    return DeviceChoice(facts, None, gpus, alike, index)
 
 
 def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:

@@ -9,12 +9,10 @@ import re
 import subprocess
 import sys
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.ranges import Ranges
@@ -38,19 +36,8 @@ _PROGRAM = (
 )
 
 
-class DriverFacts(msgspec.Struct, frozen=True):
-    facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
-    supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
-    gpus: tuple[str, ...] = ()
-    """UUIDs of all GPUs that CUDA sees: this GPU, those that it can copy with directly (first its
-    peer, as `places.peer_of`), then the others."""
-    alike: tuple[str, ...] = ()  # those of them with an equal `DeviceFacts.key`
-    linked: int = 0  # as `_linked_version`; 0 where it was not read
-
-
-def read_facts(index: int) -> DriverFacts:
-    """Facts of a device, from another process except under a profiler, which would follow it.
-    Raises `NoDevice`."""
+def read_facts(index: int) -> list[DeviceFacts]:
+    """As `query`, in another process except under a profiler, which would follow it."""
     for module, missing in _NEEDED.items():
         if not _installed(module):
             if module == "pynvml":
@@ -58,18 +45,10 @@ def read_facts(index: int) -> DriverFacts:
             from pytest_gpumem.devices.cuda import nvml
 
             raise NoDevice(missing if nvml.present() else "no NVIDIA driver is loaded")
-    result = query(index) if Ranges().tool_attached() else _of_process(index)
-    linked = result.linked or _linked_version()
-    if result.supported // 1000 < linked // 1000:
-        raise NoDevice(
-            f"the driver supports CUDA {_dotted(result.supported)}, the installed CuPy needs CUDA "
-            f"{linked // 1000}: update the driver, or pip install -e "
-            f"'.[cuda{result.supported // 1000}]' in the clone"
-        )
-    return replace(result, facts=replace(result.facts, cuda=_dotted(linked)))
+    return query(index) if Ranges().tool_attached() else _of_process(index)
 
 
-def _of_process(index: int) -> DriverFacts:
+def _of_process(index: int) -> list[DeviceFacts]:
     command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT)]
     command += filter(None, sys.path)
     try:
@@ -87,27 +66,25 @@ def _of_process(index: int) -> DriverFacts:
     if status or not lines:
         reason = process.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise NoDevice(f"the process that asks the NVIDIA driver ended with {status}: {reason[-1]}")
-    result = msgspec.json.decode(lines[-1], type=DriverFacts | str)
+    result = msgspec.json.decode(lines[-1], type=list[DeviceFacts] | str)
     if isinstance(result, str):
         raise NoDevice(result)
     return result
 
 
 def answer(index: int) -> None:
-    """Print `query(index)`, or why there is none, as a line of JSON, with CuPy's version: the
-    process of the tests loads no library of CUDA."""
-    result: DriverFacts | str
+    """Print `query(index)`, or why there is none, as a line of JSON."""
+    result: list[DeviceFacts] | str
     try:
         result = query(index)
-        with suppress(ImportError):  # the process of the tests says so
-            result = replace(result, linked=_linked_version())
     except NoDevice as unavailable:
         result = str(unavailable)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
 
 
-def query(index: int) -> DriverFacts:
-    """Ask the driver in this process, which calls cuInit. Raises `NoDevice`."""
+def query(index: int) -> list[DeviceFacts]:
+    """Facts of all GPUs that CUDA sees: of this one, of those that it can copy with directly (first
+    its peer, as `places.peer_of`), of the others. Calls cuInit. Raises `NoDevice`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -121,14 +98,19 @@ def query(index: int) -> DriverFacts:
     device = _value(driver.cuDeviceGet(index))
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
     others.sort(key=lambda other: not _reach(driver, device, other))
-    facts = _read(driver, device)
-    every = [facts, *(_read(driver, other) for other in others)]
-    return DriverFacts(
-        facts,
-        int(_value(driver.cuDriverGetVersion())),
-        gpus=tuple(each.uuid for each in every if each.uuid),
-        alike=tuple(each.uuid for each in every if each.uuid and each.key == facts.key),
-    )
+    supported = int(_value(driver.cuDriverGetVersion()))
+    try:
+        linked = _linked_version()
+    except ImportError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise NoDevice(f"CuPy cannot be imported: {reason}") from None
+    if supported // 1000 < linked // 1000:
+        raise NoDevice(
+            f"the driver supports CUDA {_dotted(supported)}, the installed CuPy needs CUDA "
+            f"{linked // 1000}: update the driver, or pip install -e "
+            f"'.[cuda{supported // 1000}]' in the clone"
+        )
+    return [_read(driver, each, _dotted(linked)) for each in (device, *others)]
 
 
 def uuid_of(index: int) -> str:
@@ -172,7 +154,7 @@ def _device_count(driver: Any) -> int:
 
 
 def _linked_version() -> int:
-    """CuPy's CUDA version, as 1000 x major + 10 x minor; read without cuInit."""
+    """CuPy's CUDA version, as 1000 x major + 10 x minor."""
     try:
         # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
         from cupy_backends.cuda.api import runtime
@@ -182,7 +164,7 @@ def _linked_version() -> int:
     return int(runtime.runtimeGetVersion())
 
 
-def _read(driver: Any, device: Any) -> DeviceFacts:
+def _read(driver: Any, device: Any, cuda: str) -> DeviceFacts:
     import pynvml
 
     from pytest_gpumem.devices.cuda import nvml
@@ -233,6 +215,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         mig_profile=profile,
         mps=bool(attribute("MPS_ENABLED")),
         driver=driver_version,
+        cuda=cuda,
         link=link,
         link_bandwidth=link_bandwidth,
         sm_clock_hz=1e3 * attribute("CLOCK_RATE") or None,
