@@ -22,7 +22,7 @@ from pytest_gpumem.devices.cuda.compiler import HOLD
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
 from pytest_gpumem.devices.cuda.hints import PROPERTIES, malloc_managed, prefetch
-from pytest_gpumem.devices.cuda.modules import MODULES, LaunchCall, LaunchedKernel
+from pytest_gpumem.devices.cuda.modules import MODULES, LaunchedKernel, Launches
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered, WindowSpec
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
@@ -335,9 +335,7 @@ def _step(cupti: Any, record: Any) -> Step | None:
     return step if stream == _NO_STREAM else replace(step, stream=stream)
 
 
-def _what_ran(
-    steps: Sequence[_PlacedStep], launches: Sequence[LaunchCall], begin: int, end: int
-) -> WhatRan:
+def _what_ran(steps: Sequence[_PlacedStep], launches: Launches, begin: int, end: int) -> WhatRan:
     """The record of a pass, without waits before `begin` and after `end`, in nanoseconds on CUPTI's
     clock. Raises `Undelivered`: kernels of another number of launches."""
     ordered = []
@@ -349,17 +347,16 @@ def _what_ran(
         if step.kind is StepKind.KERNEL:
             calls.setdefault(number, []).append(step.name)
     # The runtime and the driver number a call differently, but both in the order of the calls.
-    launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
-    launched.sort(key=lambda launch: launch.correlation)
-    if not calls and all(launch.kernels is None for launch in launched):
+    launched = [launches[call] for call in sorted(launches) if launches[call] != []]
+    if not calls and not any(launched):  # graphs may have no kernel
         launched = []
     if len(calls) != len(launched):
         raise Undelivered(
             f"CUPTI delivered the kernels of {len(calls)} of {len(launched)} launches"
         )
     identities: list[Any] = []
-    for names, launch in zip(calls.values(), launched, strict=True):
-        identities += _of_launch(names, launch)
+    for names, kernels in zip(calls.values(), launched, strict=True):
+        identities += _of_launch(names, kernels or ())
     launched_steps, unknown = list[Step](), list[str]()
     for step in ordered:
         if step.kind is not StepKind.KERNEL:
@@ -373,12 +370,12 @@ def _what_ran(
 
 
 def _of_launch(
-    names: Sequence[str], launch: LaunchCall
+    names: Sequence[str], kernels: Iterable[LaunchedKernel]
 ) -> Iterator[tuple[str | None, tuple[str, ...] | None, str]]:
     """The digest of each kernel's module, its arguments, and why either is unknown. Kernels of a
     name run as the graph's nodes follow."""
     nodes: dict[str, list[LaunchedKernel]] = {}
-    for kernel in launch.kernels or ():
+    for kernel in kernels:
         nodes.setdefault(kernel.name, []).append(kernel)
     for name in set(names):
         if len(nodes.get(name, ())) != names.count(name):
@@ -388,7 +385,7 @@ def _of_launch(
             yield None, None, f"the launch of {name} is not known"
             continue
         kernel = nodes[name].pop(0)
-        code, why = MODULES.digest(kernel, in_graph=launch.graph)
+        code, why = MODULES.digest(kernel)
         if kernel.arguments is None and not why:
             why = f"the arguments of {name} cannot be read"
         yield code, kernel.arguments, why

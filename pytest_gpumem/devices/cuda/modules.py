@@ -82,12 +82,11 @@ class LaunchedKernel(NamedTuple):
     name: str  # mangled
     function: int  # CUfunction or CUkernel
     arguments: tuple[str, ...] | None  # as `Step.arguments`; None where they are not known
+    in_graph: bool = False
 
 
-class LaunchCall(NamedTuple):
-    correlation: int  # CUPTI's number of the call
-    kernels: list[LaunchedKernel] | None  # None for a graph whose nodes are not known
-    graph: bool = False
+Launches = dict[int, list[LaunchedKernel] | None]
+"""By CUPTI's number of the call: the kernels; None for a graph whose nodes are not known."""
 
 
 class Modules:
@@ -96,7 +95,7 @@ class Modules:
     def __init__(self) -> None:
         self._forget()
         self._followed = False
-        self._launches: list[LaunchCall] | None = None  # while they are collected
+        self._launches: Launches | None = None  # while they are collected
         self._calls: dict[int, list[list[Image]]] = defaultdict(list)
         """By thread, a stack: the images loaded by each followed call that has not returned."""
 
@@ -135,7 +134,7 @@ class Modules:
                 self._followed = False
 
     @contextmanager
-    def launches(self) -> Iterator[list[LaunchCall]]:
+    def launches(self) -> Iterator[Launches]:
         """Collect the launches of all threads inside the block. Raises `NotCounted`."""
         if self._launches is not None:
             yield self._launches
@@ -143,7 +142,7 @@ class Modules:
         with self.following(), ExitStack() as ends:
             calls = (*_LAUNCHES, _GRAPH_LAUNCH)
             ends.callback(CALLBACKS.add("DRIVER_API", calls, self._called, self._forget))
-            self._launches = []
+            self._launches = {}
             try:
                 yield self._launches
             finally:
@@ -159,7 +158,7 @@ class Modules:
                     ends.enter_context(self.launches())
             yield
 
-    def digest(self, kernel: LaunchedKernel, *, in_graph: bool) -> tuple[str | None, str]:
+    def digest(self, kernel: LaunchedKernel) -> tuple[str | None, str]:
         """The SHA-256 of the image of a kernel's module, or None and the reason.
 
         Images that may hold it: 1. those loaded into its module; 2. else those of unknown handle
@@ -170,7 +169,7 @@ class Modules:
         images = self._loaded.get(holder)
         if images is None:
             images = [image for image in self._unplaced if self._fits(image, holder)]
-        if not images and in_graph:
+        if not images and kernel.in_graph:
             images = self._images
         name = kernel.name.encode()
         digests = {image.digest for image in images if name in image.names}
@@ -227,8 +226,7 @@ class Modules:
             self._handle_given(name, call.parameters, loaded)
         elif self._launches is not None:
             (executable,) = words(call.parameters, 1)
-            kernels = self._graphs.get(executable)
-            self._launches.append(LaunchCall(call.correlation, kernels, graph=True))
+            self._launches[call.correlation] = self._graphs.get(executable)
 
     def _handle_given(self, call: str, parameters: int, loaded: list[Image]) -> None:
         place, holder = words(parameters, 2)
@@ -262,11 +260,10 @@ class Modules:
         self._loaded_by(function, loaded)
         if self._launches is None or call.failed:
             return
-        symbol = (call.symbol or b"").decode(errors="replace")
-        kernel = LaunchedKernel(symbol, function, None)
+        symbol, arguments = (call.symbol or b"").decode(errors="replace"), None
         if function in self._holders:  # else nobody knows what kind of handle it is
-            kernel = _kernel(symbol, function, pointers, is_kernel=function in self._kernels)
-        self._launches.append(LaunchCall(call.correlation, [kernel]))
+            arguments = _arguments(function, pointers, is_kernel=function in self._kernels)
+        self._launches[call.correlation] = [LaunchedKernel(symbol, function, arguments)]
 
     def _graph_changed(self, name: str, call: ApiCall) -> None:
         (executable,) = words(call.parameters, 1)
@@ -282,17 +279,17 @@ class Modules:
 MODULES = Modules()
 
 
-def _kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> LaunchedKernel:
-    """A kernel with its arguments: `pointers` is `kernelParams` of the launch, or 0 where they lie
-    in `extra`, which is not read. `is_kernel`: `function` is a CUkernel."""
+def _arguments(function: int, pointers: int, *, is_kernel: bool) -> tuple[str, ...] | None:
+    """The arguments of a launch: `pointers` is its `kernelParams`, or 0 where they lie in `extra`,
+    which is not read. `is_kernel`: `function` is a CUkernel."""
     layout = _parameters(function, is_kernel=is_kernel)
     if layout is None or (layout and not pointers):
-        return LaunchedKernel(name, function, None)
+        return None
     addresses = words(pointers, len(layout)) if layout else ()
     arguments = []
     for address, (offset, size) in zip(addresses, layout, strict=True):
         arguments.append(argument_text(ctypes.string_at(address, size), offset, _memory_at))
-    return LaunchedKernel(name, function, tuple(arguments))
+    return tuple(arguments)
 
 
 def _parameters(function: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
@@ -335,8 +332,9 @@ def _kernels_of(graph: Any) -> Iterator[LaunchedKernel]:
             given = _known(D.cuGraphKernelNodeGetParams(node))
             kernel, function = int(given.kern), int(given.func)
             name = _known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
-            pointers, handle = int(given.kernelParams), kernel or function
-            yield _kernel(name.decode(), handle, pointers, is_kernel=kernel != 0)
+            handle = kernel or function
+            arguments = _arguments(handle, int(given.kernelParams), is_kernel=kernel != 0)
+            yield LaunchedKernel(name.decode(), handle, arguments, in_graph=True)
 
 
 def _known(answer: tuple[Any, ...]) -> Any:
