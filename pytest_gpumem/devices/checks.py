@@ -90,11 +90,11 @@ def packed_arguments(launch: Launch) -> tuple[Any, ...]:
     return tuple(packed)
 
 
-def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:
-    """What a captured function raised, in a line; of `plain` errors without the class."""
+def why_not_captured(error: Exception) -> str:
+    """What a captured function raised, in a line; of a `DeviceError` without the class."""
     name = type(error).__name__
     text = (str(error) or name).splitlines()[0]
-    return text if isinstance(error, plain) else f"{name}: {text}"
+    return text if isinstance(error, DeviceError) else f"{name}: {text}"
 
 
 MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"

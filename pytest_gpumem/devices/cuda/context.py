@@ -10,7 +10,6 @@ Source: CUDA Driver API, Primary Context Management.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,13 @@ from typing import Any
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, DeviceError, OutOfMemory
+from pytest_gpumem.devices.protocol import (
+    OWN_CONTEXT,
+    ContextLost,
+    DeviceError,
+    NotCounted,
+    OutOfMemory,
+)
 
 RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
@@ -71,12 +76,12 @@ def check(result: Any, doing: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def library_errors() -> tuple[type[Exception], ...]:
-    """The errors by which CuPy reports those of CUDA, if it is imported."""
-    cupy: Any = sys.modules.get("cupy")
-    if cupy is None:
-        return ()
-    return (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+def known(result: Any) -> Any:
+    """As `check`, inside a call of the user, whose last error stays. Raises `NotCounted`."""
+    error, *values = result
+    if int(error) != 0:
+        raise NotCounted(f"the driver does not answer: {error.name}")
+    return values[0] if len(values) == 1 else values
 
 
 def context_number(index: int) -> int | None:

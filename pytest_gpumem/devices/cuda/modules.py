@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from cuda.bindings import driver as D  # noqa: N812
 
+from pytest_gpumem.devices.cuda.context import known
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.what_ran import argument_text
@@ -272,7 +273,7 @@ class Modules:
         self._graphs.pop(executable, None)
         if name not in _GRAPHS_LOST:
             graph = words(call.parameters, 2)[1]
-            with suppress(RuntimeError):  # the kernels stay unknown
+            with suppress(NotCounted, RuntimeError):  # the kernels stay unknown
                 self._graphs[executable] = list(_kernels_of(graph))
 
 
@@ -321,25 +322,18 @@ def _memory_at(address: int) -> str | None:
 
 
 def _kernels_of(graph: Any) -> Iterator[LaunchedKernel]:
-    """The kernels of a graph and of its child graphs. Raises `RuntimeError`."""
-    _, count = _known(D.cuGraphGetNodes(graph))
-    nodes, _ = _known(D.cuGraphGetNodes(graph, count))
+    """The kernels of a graph and of its child graphs. Raises `NotCounted`, or `RuntimeError` where
+    the driver lacks a function."""
+    _, count = known(D.cuGraphGetNodes(graph))
+    nodes, _ = known(D.cuGraphGetNodes(graph, count))
     for node in (nodes or ())[:count]:
-        kind = _known(D.cuGraphNodeGetType(node))
+        kind = known(D.cuGraphNodeGetType(node))
         if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH:
-            yield from _kernels_of(_known(D.cuGraphChildGraphNodeGetGraph(node)))
+            yield from _kernels_of(known(D.cuGraphChildGraphNodeGetGraph(node)))
         elif kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            given = _known(D.cuGraphKernelNodeGetParams(node))
+            given = known(D.cuGraphKernelNodeGetParams(node))
             kernel, function = int(given.kern), int(given.func)
-            name = _known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
+            name = known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
             handle = kernel or function
             arguments = _arguments(handle, int(given.kernelParams), is_kernel=kernel != 0)
             yield LaunchedKernel(name.decode(), handle, arguments, in_graph=True)
-
-
-def _known(answer: tuple[Any, ...]) -> Any:
-    """The value of a call. Raises `RuntimeError`: the driver refuses it, or lacks it."""
-    status, *values = answer
-    if int(status) != 0:
-        raise RuntimeError(f"the driver does not tell the nodes of a graph: {status.name}")
-    return values[0] if len(values) == 1 else values

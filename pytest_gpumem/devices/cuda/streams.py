@@ -27,7 +27,6 @@ from pytest_gpumem.devices.cuda.context import (
     Context,
     CudaStream,
     check,
-    library_errors,
 )
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -291,8 +290,7 @@ class CudaStreams:
         except CannotCapture:
             raise
         except Exception as error:
-            reason = why_not_captured(error, (DeviceError, *library_errors()))
-            raise CannotCapture(reason) from error
+            raise CannotCapture(why_not_captured(error)) from error
         finally:
             if self._capturing is not None:
                 self._capturing = None
