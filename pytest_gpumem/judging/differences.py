@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.limits import STEPS
+from pytest_gpumem.judging.what_ran import masked, ran_the_same
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import (
     CPU_FAULTS,
@@ -22,15 +23,7 @@ from pytest_gpumem.records.row import (
     Difference,
     Row,
 )
-from pytest_gpumem.records.what_ran import (
-    WORD,
-    Step,
-    StepKind,
-    WhatRan,
-    argument_words,
-    masked,
-    ran_the_same,
-)
+from pytest_gpumem.records.what_ran import WORD, Step, StepKind, WhatRan
 from pytest_gpumem.units import short_bytes
 
 MOST = 12  # differences that are kept of a row
@@ -164,12 +157,19 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         old, new = before.split(), masked(after, before).split()
         if old != new and (len(old) <= 2 or len(old) != len(new)):
-            yield f"argument {number}", argument_words(old), argument_words(new)
+            yield f"argument {number}", _argument_words(old), _argument_words(new)
             continue
         for index, (word, other) in enumerate(zip(old, new, strict=True)):
             if word != other:
                 place = f"argument {number}, byte {WORD * index}"
-                yield place, argument_words([word]), argument_words([other])
+                yield place, _argument_words([word]), _argument_words([other])
+
+
+def _argument_words(words: Sequence[str]) -> str:
+    """Return some words of a text for a reader: a number in decimal, or a kind of memory."""
+    if all(set(word) <= set("0123456789abcdef") for word in words):
+        return str(int("".join(word.zfill(2 * WORD) for word in reversed(words)), 16))
+    return " ".join(word for word in words if word != "-")
 
 
 def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:

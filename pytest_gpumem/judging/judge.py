@@ -8,10 +8,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.what_ran import merged_record
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.measurement import NOTHING_RAN, Measurement
 from pytest_gpumem.records.row import LimitResult, Row, Verdict
+from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.units import format_share, format_time
 
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice
@@ -121,16 +122,16 @@ def _way(measurement: Measurement) -> tuple[str, ...]:
     return measurement.target, measurement.sampler, measurement.mode
 
 
-def _ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
+def _ran_in_all(processes: Sequence[Measurement]) -> WhatRan | None:
     """Return what all processes ran; None if no process recorded it."""
     records = []
     for process in processes:
-        if process.what_ran is not None and process.what_ran.digest is not None:
+        if process.what_ran is not None and process.what_ran.not_watched is None:
             records.append(process.what_ran)
     if not records:
         return None
-    merged = what_ran.merged_record(records)
+    merged = merged_record(records)
     if merged is not None:
         return merged
     why = "processes of the same run did not run the same"
-    return replace(records[0], digest=None, not_watched=why)
+    return replace(records[0], not_watched=why)

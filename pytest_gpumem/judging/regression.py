@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import date
 from statistics import fmean, median
 
+from pytest_gpumem.judging import what_ran
 from pytest_gpumem.judging.finding import Check, against, basis
 from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
 from pytest_gpumem.judging.spread import FARTHEST
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, LimitResult
 from pytest_gpumem.units import format_share, parse_margin

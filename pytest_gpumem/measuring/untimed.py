@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Launch, NotCounted, Stream, Undelivered
+from pytest_gpumem.judging.what_ran import merged_record
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
 from pytest_gpumem.records.measurement import NOTHING_RAN
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.what_ran import WhatRan, merged_record, what_ran
+from pytest_gpumem.records.what_ran import WhatRan, what_ran
 from pytest_gpumem.units import format_bytes
 
 LOOKS = 2  # at each stream: short work that is seen only once is of another origin
@@ -238,7 +239,7 @@ def find_what_ran(
         except NotCounted as reason:
             return WhatRan(not_watched=str(reason))
         merged: WhatRan | None = None
-        if once or seen.digest is None:
+        if once or seen.not_watched is not None:
             merged = seen
         elif before is not None:
             merged = merged_record([before, seen])
@@ -246,7 +247,7 @@ def find_what_ran(
             state = _state(target, managed)
             return what_ran(merged.launch, state, not_watched=merged.not_watched)
         before = seen
-    return replace(before or WhatRan(), digest=None, not_watched=why)
+    return replace(before or WhatRan(), not_watched=why)
 
 
 def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:

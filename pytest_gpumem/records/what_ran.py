@@ -3,23 +3,19 @@ gives equal records."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, field
 from msgspec.structs import replace
 
 from pytest_gpumem.records.record import Bytes, Count, Record
 
-_DIGEST_BYTES = 8
 WORD = 4
 POINTER = 8
 LEAST_ADDRESS = 2**32
 """With unified virtual addressing a 64-bit process has no memory of CUDA below."""
-_LEFT_OUT = "?"
 
 
 class StepKind(str, Enum):
@@ -67,14 +63,12 @@ class Step(Record, frozen=True, omit_defaults=True):
 class WhatRan(Record, frozen=True):
     """A record of what a launch ran, from an untimed pass."""
 
-    digest: str | None = None
-    """Digest of everything below: if equal, the same ran. None if something was not watched."""
     steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
     order: tuple[Count, ...] = ()  # The launch: indices into `steps`
     state: dict[str, str] = field(default_factory=dict)
     """State of memory around the launch: the set-aside, home and advice of managed buffers, and
     the kind of memory of each argument that is not plain device memory."""
-    not_watched: str | None = None  # Why something was not watched
+    not_watched: str | None = None  # Why something was not watched; None if everything was
 
     def __post_init__(self) -> None:
         """Raises `ValueError`: a step of the launch is not among `steps`, as in an edited file."""
@@ -139,58 +133,7 @@ def what_ran(
         if given.stream is not None:
             step = replace(given, stream=numbers.setdefault(given.stream, len(numbers)))
         order.append(distinct.setdefault(step, len(distinct)))
-    steps = tuple(distinct)
-    state = dict(sorted((state or {}).items()))
-    digest = None
-    if not_watched is None:
-        content = msgspec.json.encode((steps, order, state))
-        digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
-    return WhatRan(digest, steps, tuple(order), state, not_watched)
-
-
-def merged_record(records: Sequence[WhatRan]) -> WhatRan | None:
-    """Return the record of launches that should run the same, without the words of arguments that
-    differ between them; None if they differ otherwise, or if one has no digest."""
-    merged = records[0]
-    for record in records[1:]:
-        merged = _masked_like(merged, record, differing=True)
-    others = [_masked_like(record, merged) for record in records]
-    return merged if ran_the_same(merged, others) else None
-
-
-def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
-    """Return True if a launch ran the same as all past ones. Words of arguments that a past record
-    leaves out are not compared. A word that only `record` leaves out counts as a change."""
-    if not past or record.digest is None:
-        return False
-    # Collect each `?` of the past, put them into every record, and compare digests.
-    compared = past[0]
-    for other in past[1:]:
-        compared = _masked_like(compared, other)
-    digests = set()
-    for other in (record, *past):
-        digests.add(_masked_like(other, compared).digest)
-    return digests == {compared.digest}
-
-
-def _masked_like(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:
-    """`record` with each argument as `masked` by that of `other`."""
-    if record.digest in (None, other.digest) or len(record.order) != len(other.order):
-        return record
-    launch = []
-    for step, partner in zip(record.launch, other.launch, strict=True):
-        mine, its = step.arguments or (), partner.arguments or ()
-        if len(mine) == len(its) > 0:
-            left = []
-            for pair in zip(mine, its, strict=True):
-                left.append(masked(*pair, differing=differing))
-            launch.append(replace(step, arguments=tuple(left)))
-        else:
-            launch.append(step)
-    return what_ran(launch, record.state)
-
-
-# Arguments as text
+    return WhatRan(tuple(distinct), tuple(order), dict(sorted((state or {}).items())), not_watched)
 
 
 def argument_text(value: bytes, offset: int, memory: Callable[[int], str | None]) -> str:
@@ -213,22 +156,3 @@ def argument_text(value: bytes, offset: int, memory: Callable[[int], str | None]
         words.append(f"{int.from_bytes(value[at : at + WORD], 'little'):x}")
         at += WORD
     return " ".join(words)
-
-
-def masked(first: str, second: str, *, differing: bool = False) -> str:
-    """Return the first text without the words that the second leaves out or, if `differing`,
-    has other values of: "5 12" and "5 ?" give "5 ?". Texts of different sizes stay whole."""
-    words, others = first.split(), second.split()
-    if len(words) != len(others):
-        return first
-    for index, other in enumerate(others):
-        if other == _LEFT_OUT or (differing and words[index] != other):
-            words[index] = _LEFT_OUT
-    return " ".join(words)
-
-
-def argument_words(words: Sequence[str]) -> str:
-    """Return some words of a text for a reader: a number in decimal, or a kind of memory."""
-    if all(set(word) <= set("0123456789abcdef") for word in words):
-        return str(int("".join(word.zfill(2 * WORD) for word in reversed(words)), 16))
-    return " ".join(word for word in words if word != "-")

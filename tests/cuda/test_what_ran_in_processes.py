@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from pytest_gpumem.judging.what_ran import merged_record, ran_the_same
 from pytest_gpumem.records.schema import from_plain
-from pytest_gpumem.records.what_ran import WhatRan, merged_record, ran_the_same
+from pytest_gpumem.records.what_ran import WhatRan
 
 ROWS = Path(__file__).resolve().with_name("what_ran_rows.py")
 GROUP = 3  # processes of a run
@@ -123,7 +124,6 @@ def test_a_module_that_a_test_without_fixtures_loaded_is_not_read(tmp_path: Path
     file = tmp_path / "test_others.py"
     file.write_text(OTHERS)
     (row,) = session(tmp_path, file=file).values()
-    assert row["what_ran"]["digest"] is None
     assert "its module was loaded before the test" in row["what_ran"]["not_watched"]
 
 
@@ -133,7 +133,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return session(tmp_path_factory.mktemp("first"))
 
 
-def test_each_change_has_another_digest_and_a_rebuild_the_same(
+def test_each_change_ran_differently_and_a_rebuild_the_same(
     first: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes, rebuilds, wrong = 0, 0, list[str]()
@@ -144,8 +144,8 @@ def test_each_change_has_another_digest_and_a_rebuild_the_same(
         same = row["label"].endswith(SAME)
         changes += not same
         rebuilds += same
-        digests = row["what_ran"]["digest"], base["what_ran"]["digest"]
-        if None in digests or same is not (digests[0] == digests[1]):
+        watched = not (row["what_ran"]["not_watched"] or base["what_ran"]["not_watched"])
+        if not watched or same is not (row["what_ran"] == base["what_ran"]):
             wrong.append(f"{key}: {row['what_ran']['not_watched'] or 'told wrongly'}")
     with capsys.disabled():
         print(f"\n{changes} changes, {rebuilds} rebuilds; told wrongly: {len(wrong)} {wrong}")
@@ -168,7 +168,7 @@ def test_two_runs_of_three_processes_agree(
         base, head = merged_record(records[:GROUP]), merged_record(records[GROUP:])
         if base is None or head is None or not ran_the_same(head, [base]):
             unread = next((record.not_watched for record in records if record.not_watched), None)
-            differing.append(f"{key}: {unread or 'other digests'}")
+            differing.append(f"{key}: {unread or 'other steps'}")
     alike = len(first) - len(differing)
     with capsys.disabled():
         print(f"\n{alike} of {len(first)} rows ran the same in two runs; not: {differing}")

@@ -142,8 +142,8 @@ def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> 
         "40400000",
         f"{N // 4:x} 0",
     )
-    assert plain.digest == ran(3.0).digest != ran(3.5).digest
-    assert ran(3.0, N + N // 32).digest != plain.digest
+    assert plain == ran(3.0) != ran(3.5)
+    assert ran(3.0, N + N // 32) != plain
 
 
 def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
@@ -155,7 +155,7 @@ def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
         )
     assert without.launch[0].window is None
     assert under.launch[0].window == "4 MiB at hit ratio 1, persisting, else streaming"
-    assert under.digest != without.digest
+    assert under != without
 
 
 def answers(*digests: str | None) -> Callable[..., WhatRan]:
@@ -191,4 +191,4 @@ def test_two_launches_of_foreign_code_have_to_agree() -> None:
         bench = Bench()
         replaced(bench.device.counters, what_ran=answers(*codes))
         seen = case(bench)
-        assert (seen.digest is not None, seen.not_watched is None) == (known, known), codes
+        assert (seen.not_watched is None) == known, codes
