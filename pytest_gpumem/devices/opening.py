@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.kinds import NoDevice
-from pytest_gpumem.devices.protocol import Device, Footprints, NotCounted, WaitCounter
+from pytest_gpumem.devices.protocol import Device, Footprints, NotCounted
 from pytest_gpumem.records.device import Card, DeviceFacts
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.cuda.waits import CudaWaits
 
 DEFAULT_DATASHEET = "h100"
 
@@ -70,7 +74,7 @@ class DeviceChoice:
 
         return footprints(self.index)
 
-    def waits(self) -> WaitCounter | None:
+    def waits(self) -> CudaWaits | None:
         if self.index is None:
             return None
         from pytest_gpumem.devices.cuda.waits import WAITS

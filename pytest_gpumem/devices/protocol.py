@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pytest_gpumem.devices.footprints import Footprints, MemoryWatch
@@ -32,7 +31,6 @@ from pytest_gpumem.devices.kinds import (
     WindowSpec,
 )
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import WhatRan
@@ -54,7 +52,6 @@ __all__ = [
     "OutOfMemory",
     "Undelivered",
     "Unsupported",
-    "WaitCounter",
     "WindowSpec",
 ]
 
@@ -368,17 +365,3 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Free all but the allocations of callers."""
-
-
-class WaitCounter(Protocol):
-    """Counts the waits of this process by the innermost line of the user's code, in no context."""
-
-    def start(self) -> None:
-        """Count from now on. Raises `NotCounted`."""
-
-    def stop(self) -> None:
-        """Count no longer; a second call does nothing."""
-
-    def read(self, root: Path, allowed: Sequence[str]) -> Waits:
-        """What was counted. `root`: files are shown relative to it. `allowed`: lines that do
-        not count, such as "conftest.py:*"."""

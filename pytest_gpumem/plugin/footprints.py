@@ -140,12 +140,12 @@ class WaitFeature(Feature):
                 session.remark_first("waits", f"{why}, from {item.nodeid} on")
             yield
             return
-        watched.counter = counter
+        watched.count_waits = counter.start
         try:
             yield
         finally:
             counter.stop()
-            watched.counter = None
+            watched.count_waits = None
             watched.waits = counter.read(item.config.rootpath, watched.settings.allow_waits)
             if session.forks != forks:
                 watched.waits = Waits(not_read=FORKED)

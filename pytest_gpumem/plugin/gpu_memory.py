@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
+from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
@@ -74,7 +74,8 @@ class WatchedTest:
         self._watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None  # why its memory cannot be read
         self.waits: Waits | None = None  # of its body, once it has ended
-        self.counter: WaitCounter | None = None  # while its waits are read
+        self.count_waits: Callable[[], None] | None = None
+        """Begins to count its waits, while these are read."""
         self.warms_up = False  # its function is called before it counts: parts have no rows
         self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
         self.row_at_end = False  # nothing is judged before, and a look takes time
@@ -174,9 +175,8 @@ class WatchedTest:
                     gc.collect()
             finally:
                 self.warms_up = False
-            if self.counter is not None:
-                self.counter.stop()
-                self.counter.start()
+            if self.count_waits is not None:
+                self.count_waits()
             return body(*arguments, **keywords)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -34,6 +34,8 @@ def call_that_waits(name: str) -> str | None:
 
 
 class CudaWaits:
+    """Counts the waits of this process by the innermost line of the user's code, in no context."""
+
     def __init__(self) -> None:
         self._counts: Counter[tuple[Line, str]] = Counter()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
@@ -41,6 +43,8 @@ class CudaWaits:
         self._end: Callable[[], None] | None = None
 
     def start(self) -> None:
+        """Count from now on. Raises `NotCounted`."""
+        self.stop()
         self._counts.clear()
         self._missed = None
         calls = imported().driver_api_trace_cbid.__members__
@@ -48,11 +52,14 @@ class CudaWaits:
         self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
 
     def stop(self) -> None:
+        """Count no longer; a second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end()
 
     def read(self, root: Path, allowed: Sequence[str]) -> Waits:
+        """What was counted. `root`: files are shown relative to it. `allowed`: lines that do not
+        count, such as "conftest.py:*"."""
         if self._missed is not None:
             return Waits(not_read=f"not read: {self._missed}")
         lines = []
