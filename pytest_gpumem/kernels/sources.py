@@ -18,17 +18,16 @@ CPP_TYPES = {"f4": "float", "f8": "double", "i4": "int"}  # of the templates' el
 _PACKAGE = Path(__file__).parent
 
 
-class SourceMissing(FileNotFoundError):
-    """A kernel's source is not where it belongs: the installation is incomplete."""
-
-
 def folder() -> Path:
-    """Return the folder of the `.cu` files: of the wheel, else of the checkout."""
+    """Return the folder of the `.cu` files: of the wheel, else of the checkout.
+
+    Raises `FileNotFoundError`: the installation is incomplete.
+    """
     shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"
     for candidate in (shipped, checkout):
         if any(candidate.glob("*.cu")):
             return candidate
-    raise SourceMissing(
+    raise FileNotFoundError(
         f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall "
         "pytest-gpumem"
     )
@@ -41,7 +40,7 @@ def read(name: str) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         present = ", ".join(sorted(p.name for p in path.parent.glob("*.cu")))
-        raise SourceMissing(
+        raise FileNotFoundError(
             f"no kernel source {name!r} in {path.parent}; there are {present}"
         ) from None
 

@@ -55,10 +55,6 @@ def check_plain(element: np.dtype[Any]) -> None:
 SHARE = 0.5  # of the RAM that the process may use, that may be page-locked
 
 
-class TooMuchPinned(OutOfMemory):
-    """More page-locked memory than the cap allows; nothing was allocated."""
-
-
 def check_cap(device: Device, nbytes: int) -> None:
     total, locked = device.memory.host()
     cap = int(SHARE * total)
@@ -67,7 +63,7 @@ def check_cap(device: Device, nbytes: int) -> None:
     size = f"{format_bytes(nbytes)} of page-locked memory"
     if locked:
         size += f" beside {format_bytes(locked)} that are locked already"
-    raise TooMuchPinned(
+    raise OutOfMemory(
         f"{size} pass the cap of {short_bytes(cap)}, half of the host's "
         f"{short_bytes(total)}: ask for less"
     )

@@ -143,7 +143,8 @@ class Memory:
             numa: NUMA node of the host; None: that of the device, where the host reports it.
 
         Raises:
-            TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
+            OutOfMemory: also where it would pass the cap on page-locked memory, half of the host's
+                RAM.
             Unsupported: the device cannot map host memory, or this process cannot run on the node;
                 the test skips.
         """

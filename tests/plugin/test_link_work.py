@@ -24,7 +24,7 @@ def test_the_cap_on_pinned_memory(run: Run) -> None:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*TooMuchPinned: 65 GiB of page-locked memory pass the cap of 64 GiB, half of the host's 128 GiB: ask *"
+            "*OutOfMemory: 65 GiB of page-locked memory pass the cap of 64 GiB, half of the host's 128 GiB: ask *"
         ]
     )
 

@@ -36,7 +36,7 @@ from pytest_gpumem.devices.simulated.memory import (
 from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
-from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
+from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
@@ -165,7 +165,7 @@ def _source(name: str) -> str:
     """The digest of a source's text, or the name of what is not the catalogue's."""
     try:
         return fingerprint(name)
-    except SourceMissing:
+    except FileNotFoundError:
         return name
 
 
@@ -205,9 +205,9 @@ class SimulatedL2(Facet, protocol.L2):
 
 class SimulatedCounters(Facet, protocol.Counters):
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        self._roofline.page_log.take()
+        self._roofline.take_page_counts()
         work()
-        return self._roofline.page_log.take()
+        return self._roofline.take_page_counts()
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         spans = self._timeline.spans = []

@@ -94,7 +94,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._timeline.call(streams.ALLOCATE, "it allocates memory")
         self._live[id(allocation)] = allocation
         if allocation.kind.managed:
-            self._roofline.pages[id(allocation)] = Pages(self._roofline.page_log)
+            self._roofline.pages[id(allocation)] = Pages(self._roofline)
         return allocation
 
     def _check_free(self, nbytes: int, kind: MemoryKind) -> None:

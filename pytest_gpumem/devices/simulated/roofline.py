@@ -30,37 +30,11 @@ GROUP_PAGES = 6  # page faults that the driver handles together
 SHARED_FAULTS = 16  # of the warps that touch a page at once
 
 
-class PageLog:
-    """Counts faults and migrations."""
-
-    def __init__(self, sheet: Datasheet) -> None:
-        self.fault = sheet.fault
-        self._bandwidth = sheet.link_bandwidth * sheet.migration_share
-        self.counts: dict[str, Any] = defaultdict(int)  # by the field of `PageCounts`
-        self._causes: dict[str, int] = defaultdict(int)
-
-    def take(self) -> PageCounts:
-        """The counts since the last call."""
-        counts = PageCounts(**{"mapped": 0, **self.counts}, causes=dict(self._causes))
-        self.counts.clear()
-        self._causes.clear()
-        return counts
-
-    def moved(self, direction: str, nbytes: float, cause: str) -> float:
-        """Count a migration, "to_device" or "to_host". Return the seconds of the link."""
-        seconds = nbytes / self._bandwidth
-        if nbytes:
-            self.counts[direction] += round(nbytes)
-            self.counts[f"{direction}_seconds"] += seconds
-            self._causes[cause] += round(nbytes)
-        return seconds
-
-
 class Pages:
     """The pages of a managed allocation."""
 
-    def __init__(self, log: PageLog) -> None:
-        self._log = log
+    def __init__(self, roofline: Roofline) -> None:
+        self._roofline = roofline
         self.place: str | None = None  # "host" or "device"; None: untouched
         self.mapped = False  # the device has those on the host mapped
         self._prefers_host = False
@@ -80,15 +54,15 @@ class Pages:
         if before in (None, place):
             return 0.0
         self.mapped = self.mapped and to_host
-        return self._log.moved(f"to_{place}", nbytes, "prefetch")
+        return self._roofline.migrate(place, nbytes, "prefetch")
 
     def touched_by_host(self, nbytes: float) -> float:
         """The seconds that the host loses."""
         before, self.place = self.place, "host"
         if before != "device":
             return 0.0
-        self._log.counts["cpu_faults"] += math.ceil(nbytes / HOST_PAGE_BYTES)
-        return self._log.moved("to_host", nbytes, "fault")
+        self._roofline.page_counts["cpu_faults"] += math.ceil(nbytes / HOST_PAGE_BYTES)
+        return self._roofline.migrate("host", nbytes, "fault")
 
     def touched_by_device(self, nbytes: float, *, page_by_page: bool) -> tuple[float, float]:
         """The seconds that a launch loses, and the bytes of the link."""
@@ -98,17 +72,17 @@ class Pages:
             return 0.0, 0.0
         if self.mapped:
             return 0.0, nbytes
-        counts, pages = self._log.counts, math.ceil(nbytes / PAGE_BYTES)
+        counts, pages = self._roofline.page_counts, math.ceil(nbytes / PAGE_BYTES)
         counts["gpu_pages"] += pages
         counts["gpu_faults"] += pages if page_by_page else pages * SHARED_FAULTS
         counts["gpu_groups"] += math.ceil(pages / GROUP_PAGES)
-        seconds = pages * self._log.fault
+        seconds = pages * self._roofline.sheet.fault
         if self._prefers_host or self._accessed_by_device:
             self.mapped = True
             counts["mapped"] += round(nbytes)
             return seconds, nbytes
         self.place = "device"
-        return seconds + self._log.moved("to_device", nbytes, "fault"), 0.0
+        return seconds + self._roofline.migrate("device", nbytes, "fault"), 0.0
 
 
 @dataclass(eq=False)
@@ -157,7 +131,8 @@ class Roofline:
         self._seed = seed
         self._random = Random(seed)
         self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
-        self.page_log = PageLog(sheet)
+        self.page_counts: dict[str, Any] = defaultdict(int)  # by the field of `PageCounts`
+        self._causes: dict[str, int] = defaultdict(int)  # bytes of migrations
         self.set_aside = sheet.default_set_aside
         self.persisting = False  # lines persist in L2
         self._hot: dict[int, float] = {}  # bytes in L2 by allocation, least recently used first
@@ -277,3 +252,19 @@ class Roofline:
         self.forget(allocation)
         pages = self.pages.get(id(allocation))
         return 0.0 if pages is None else pages.touched_by_host(allocation.nbytes)
+
+    def migrate(self, place: str, nbytes: float, cause: str) -> float:
+        """Count a migration to "device" or "host". Return the seconds of the link."""
+        seconds = nbytes / (self.sheet.link_bandwidth * self.sheet.migration_share)
+        if nbytes:
+            self.page_counts[f"to_{place}"] += round(nbytes)
+            self.page_counts[f"to_{place}_seconds"] += seconds
+            self._causes[cause] += round(nbytes)
+        return seconds
+
+    def take_page_counts(self) -> PageCounts:
+        """The faults and migrations since the last call."""
+        counts = PageCounts(**{"mapped": 0, **self.page_counts}, causes=dict(self._causes))
+        self.page_counts.clear()
+        self._causes.clear()
+        return counts

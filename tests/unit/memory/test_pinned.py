@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from counted_device import CountedDevice
 
+from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.shapes import TooMuchPinned, touch
+from pytest_gpumem.memory.shapes import touch
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -24,14 +25,14 @@ def capped() -> Memory:
 def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memory) -> None:
     capped.pinned(8 * MIB)
     array = np.zeros(8 * MIB + 4, "u1")
-    with pytest.raises(TooMuchPinned) as refused:
+    with pytest.raises(OutOfMemory) as refused:
         capped.registered(array)
     assert str(refused.value) == (
         "8388612 B of page-locked memory beside 8 MiB that are locked already pass the cap of 16 MiB, half of the host's 32 MiB: "
         "ask for less"
     )
     capped.registered(np.zeros(8 * MIB, "u1"))
-    with pytest.raises(TooMuchPinned, match="4 B of page-locked memory beside 16 MiB"):
+    with pytest.raises(OutOfMemory, match="4 B of page-locked memory beside 16 MiB"):
         capped.pinned(4)
     capped.arena.close()
     capped.pinned(16 * MIB)
