@@ -276,6 +276,7 @@ class Span(NamedTuple):
     grid: int  # blocks; 0 for a copy or a memset
     start: float
     end: float
+    stream: int  # equal for work on the same stream
 
     @property
     def nanoseconds(self) -> float:

@@ -23,6 +23,7 @@ from pytest_gpumem.devices.protocol import (
     Hold,
     HoldExpired,
     Launch,
+    NotCounted,
     Stream,
 )
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -46,6 +47,7 @@ LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
 """Seconds of pauses, in turn, that let other Python threads launch; uneven, so that no rhythm of
 theirs is missed."""
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
+FIRST_PASSES = 3  # of CUPTI, until it delivers records
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
 WAKE_SECONDS = 0.3  # of work that raise the clocks of an idle GPU
@@ -112,7 +114,7 @@ class Harness:
         self._flushes: dict[str, Launch | None] = {}
         self._floors: Floors | None = None
         self._awake = False
-        self._watched = False  # CUPTI has counted or watched something in this process
+        self._watched = False  # CUPTI has made a pass in this process
         self._arena = Arena(device, seed=0)
         self._pauses = itertools.cycle(LOOK_PAUSES)
 
@@ -154,6 +156,22 @@ class Harness:
                 self._awake = now.memory_clock_hz == asleep.memory_clock_hz
             if spent > WAKE_LIMIT or (spent > WAKE_SECONDS and steady(means)):
                 self._awake = True
+
+    def wake_counters(self) -> None:
+        """Make CUPTI's first pass of the process, which may lose records, and changes the floors
+        and later samples; only the first call that succeeds does anything."""
+        if self._watched or self.profiled:
+            return
+
+        def work() -> None:
+            self.device.kernels.launch(self.idle, self.streams[0])
+            self.device.streams.synchronize()
+
+        with suppress(NotCounted):
+            for _ in range(FIRST_PASSES):
+                if self.device.counters.spans(work):
+                    break
+            self._watched, self._floors = True, None
 
     def floors(self) -> Floors:
         """Return what readings contain besides the timed work."""
@@ -232,14 +250,9 @@ class Harness:
         device.streams.synchronize(stream)
         return device.streams.elapsed(start, end) - queued
 
-    def after_passes(self, *, busy: bool, counted: bool, looked: bool) -> None:
-        """Have the floors measured anew where they may have changed: other work kept the device
-        `busy`, CUPTI `counted` migrations, or it `looked` at launches for the first time."""
-        first_look = looked and not self._watched and not self.device.facts.simulated
-        if counted or first_look:
-            self._watched = True
-        if busy or counted or first_look:
-            self._floors = None
+    def forget_floors(self) -> None:
+        """Measure the floors anew, as other work or counting may have changed them."""
+        self._floors = None
 
     def close(self) -> None:
         """Free the flush buffers."""

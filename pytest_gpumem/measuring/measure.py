@@ -1,5 +1,6 @@
-"""The way of a measurement, in order: check the target, wait for a quiet GPU, warm up, sample
-placement after placement until the interval is narrow enough, take the untimed passes, check again.
+"""The way of a measurement, in order: check the target, wait for a quiet GPU, find the stream of
+foreign code, warm up, sample placement after placement until the interval is narrow enough, take
+the untimed passes, check again.
 
 `samplers` takes a sample, `stopping` says when there are enough, and `untimed` has the passes.
 """
@@ -13,33 +14,28 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError, HoldExpired, NotCounted
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
 from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import NotChecked, Target
-from pytest_gpumem.measuring.untimed import (
-    LONG,
-    OUTSIDE,
-    Elsewhere,
-    NoWork,
-    count_migrations,
-    find_outside,
-    find_stream,
-    find_what_ran,
-)
+from pytest_gpumem.measuring.untimed import count_migrations, find_stream, find_what_ran
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.options import MODES
 from pytest_gpumem.ranges import MEASURE, phase
-from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions
-from pytest_gpumem.records.what_ran import StepKind
+from pytest_gpumem.records.measurement import (
+    NOTHING_RAN,
+    Measurement,
+    modes_of,
+    without_exceptions,
+)
 from pytest_gpumem.units import format_share, format_time
 
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5
 WAIT_SHARE = 0.3  # share of the budget to wait while the device is throttled or busy
+LONG = 0.025  # seconds of foreign work that does not notice new page tables
 LOOKS = 3  # looks for other work before the samples, and after them
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of the conditions, or two looks
 
@@ -99,8 +95,6 @@ class _Measuring:
     arena: Arena
     name: str
     notes: list[str] = field(default_factory=list)
-    alone: float | None = None  # seconds of long work that runs on this stream alone
-    first_sample: float | None = None  # the same, until it was counted as a sample
     work_seen: bool = True  # False if the device did nothing in a launch of foreign code
 
     def __post_init__(self) -> None:
@@ -120,6 +114,8 @@ class _Measuring:
         if target.window is None and device.facts.persists:
             device.l2.reset_persisting()
         harness.wake()
+        if target.foreign or plan.ran:
+            harness.wake_counters()
         floors = harness.floors()
 
         # Warm up and sample.
@@ -129,18 +125,6 @@ class _Measuring:
         self.others.wait_out()
         before = device.conditions()
         self._sample()
-        outside = self._seconds_outside()
-        if outside is not None and sampler.may_fall_back:
-            # The host's clock sees all of the work: begin again with it.
-            sampler.use_host(
-                f"{format_time(outside)} of its work run on a stream that the timed one does not "
-                "wait for"
-            )
-            sampler.latency, sampler.expired, outside = None, 0, None
-            sampler.notes.clear()
-            self.notes.clear()
-            self.others = Disturbances(harness, WAIT_SHARE * plan.budget)
-            self._sample()
         others, readings = self.others, sampler.readings
         before, after = others.only_slowing(before, device.conditions())
 
@@ -153,14 +137,11 @@ class _Measuring:
             with self._range("watch"):
                 fastest, managed = min(readings.medians, default=0.0), self.arena.managed
                 ran = find_what_ran(target, managed, fastest, profiled=harness.profiled)
-            if any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
-                # A function that waits for its work, as those of JAX, leaves none to be seen.
-                self.work_seen = True
         window = None if target.window is None else target.window.window
         launches_wait = device.launches_wait()
-        looked = plan.ran or (target.foreign and not harness.profiled)
         busy = any(others.looks)
-        harness.after_passes(busy=busy, counted=migrations is not None, looked=looked)
+        if busy or plan.pages:
+            harness.forget_floors()
 
         # Check again.
         not_checked = self._check() or not_checked
@@ -194,7 +175,6 @@ class _Measuring:
             launches_wait=launches_wait or UNSET,
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
-            outside=outside or UNSET,
             checked=target.verify is not None and not_checked is None,
             notes=tuple(dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self.notes))),
         )
@@ -230,7 +210,7 @@ class _Measuring:
         wanted = plan.placements if target.moves else 1
         most = stopping.MOST_PLACEMENTS_FACTOR * wanted if target.moves else 1
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
-        begun = now() - (self.first_sample or 0.0)
+        begun = now()
         with self._range(MEASURE):
             while True:
                 started = bool(readings.placements or readings.throttled)
@@ -273,19 +253,13 @@ class _Measuring:
             # The time-out of a hold is not what a sample costs.
             return now() - HOLD_TIMEOUT * sampler.expired
 
-        # The first launch compiles and loads; nothing may hold the stream meanwhile.
-        begun = now()
-        sampler.launch_once()
-        first = now() - begun
-        self.device.memory.settle()
-        if self.target.foreign and sampler.name != "host":
-            self._find_stream(first)
+        latency = self._launch()
         limit = WARM_UP_SHARE * self.plan.budget
-        if sampler.latency is not None and sampler.latency > max(limit, LONG):
-            # The look for its stream was its warm-up.
+        if latency > limit:
+            # The launches so far were its warm-up.
+            sampler.latency = latency
             sampler.renew()
-            return sampler.latency
-        self.first_sample = None
+            return latency
         sampler.renew()
         begun = clock()
         if sampler.in_batches:
@@ -318,34 +292,58 @@ class _Measuring:
             cost = now() - step_begun
         return cost
 
-    def _find_stream(self, first: float) -> None:
-        """Time a foreign callable where it works; by the host's clock where no stream shows it."""
-        sampler, target = self.sampler, self.target
+    def _launch(self) -> float:
+        """Launch once, and find the stream of foreign code; return its seconds, if they are known.
+
+        Where no stream times the work, the host's clock does.
+        """
+        sampler, target, device = self.sampler, self.target, self.device
+        watched = None
         while True:
-            sampler.ready()
-            floor = self.harness.floors().empty
+            # The first launch compiles and loads; nothing may hold the stream meanwhile.
+            begun = device.now()
+            sampler.launch_once()
+            whole = device.now() - begun
+            device.memory.settle()
+            if not target.foreign or sampler.name == "host":
+                return 0.0
             try:
-                with uncollected():
-                    site = find_stream(target, floor, first)
-                break
+                watched = find_stream(target, self.harness.idle, whole)
             except HoldExpired as expired:
                 if sampler.expire(expired):
-                    return
-            except Elsewhere as reason:
-                sampler.use_host(str(reason))
-                self.work_seen = not isinstance(reason, NoWork)
-                return
-        sampler.latency = site.seconds
-        self.alone = self.first_sample = site.sample
-        if site.stream is not target.stream:
+                    return 0.0
+                continue
+            except NotCounted as reason:
+                self.notes.append(f"own streams not checked: {reason}")
+            break
+        if watched is None or not (watched.inside or watched.outside):
+            # CUPTI has no record of some work, such as a prefetch.
+            sampler.renew()
+            seconds = sampler.samples(1)[-1][1]
+            nothing = NOTHING_RAN * self.harness.floors().empty
+            if sampler.name != "host" and seconds <= nothing:
+                sampler.use_host("no work was seen on the timed stream")
+                self.work_seen = False
+            return seconds
+        if not watched.timed:
+            why = "its work runs on streams of its own"
+            if watched.inside:
+                outside = format_time(watched.outside)
+                why = f"{outside} of its work run on a stream that the timed one does not wait for"
+            sampler.use_host(why)
+            return 0.0
+        if watched.stream is not target.stream:
             if target.window is not None:
                 raise BadCall(
                     f"{target.name} does not launch on the persisting stream, so its window does "
                     f"not cover what {target.name} does"
                 )
-            target.stream = site.stream
-        if site.name is not None:
-            self.notes.append(f"timed on {site.name}, where it launches")
+            target.stream = watched.stream
+            name = "this thread's default stream"
+            if watched.stream.handle == device.streams.defaults()[0].handle:
+                name = "the legacy default stream"
+            self.notes.append(f"timed on {name}, where it launches")
+        return watched.seconds
 
     def _sample_placements(self, wanted: int, cost: float, begun: float, budget: float) -> None:
         """Sample the placements that live now until there are enough samples."""
@@ -364,10 +362,7 @@ class _Measuring:
         while not enough:
             count, clocks_before = len(readings.live[0]), len(sampler.clocks)
             left = stopping.rounds_left(count, places) if side_by_side else quota - count
-            if self.first_sample is None:
-                samples = sampler.samples(min(chunk, left))
-            else:
-                samples, self.first_sample = [(0, self.first_sample)], None
+            samples = sampler.samples(min(chunk, left))
             throttled = self.others.after_samples(sampler.clocks[clocks_before:])
             readings.add(samples, throttled=throttled)
             spent = self.device.now() - begun
@@ -395,22 +390,6 @@ class _Measuring:
         sampler.readings.add(sampler.samples(PROFILED_SAMPLES), throttled=False)
         sampler.readings.finish()
         self.notes.append("measured under a profiler: times are not comparable")
-
-    def _seconds_outside(self) -> float | None:
-        """Return the seconds of work outside of the timed interval, if they matter."""
-        by_events = self.sampler.name in ("blocked", "batched")
-        if not (self.target.foreign and by_events) or self.alone is not None:
-            return None
-        try:
-            with self._range("watch"):
-                seconds = find_outside(self.target, self.harness.idle)
-        except (NotCounted, HoldExpired) as reason:
-            self.notes.append(f"own streams not checked: {reason}")
-            return None
-        medians = self.sampler.readings.medians
-        if not medians or seconds <= OUTSIDE * statistics.fmean(medians):
-            return None
-        return seconds
 
     def _counting(self, medians: list[float]) -> list[float]:
         """As `Measurement.counting`."""

@@ -245,9 +245,6 @@ class Measurement(Record, frozen=True, dict=True):
     work_seen: bool | UnsetType = UNSET
     """False if no work was seen on the device: the time may be the host's alone. Written only
     then."""
-    outside: Seconds | UnsetType = UNSET
-    """Seconds of work of a launch outside of the timed interval, which `latency` lacks. Written
-    only where there is some."""
     busy: Share | UnsetType = UNSET
     """Share of the looks between samples at which other work kept the device busy. Written only
     where there was some."""

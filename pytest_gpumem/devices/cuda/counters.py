@@ -110,7 +110,7 @@ class CudaCounters(Counters):
         return page_counts(counted, maps=maps)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        records: list[tuple[str, int, int, int]] = []
+        records: list[tuple[str, int, int, int, int]] = []
 
         def receive(record: Any) -> None:
             name, blocks = "", 0
@@ -118,17 +118,18 @@ class CudaCounters(Counters):
                 name = str(record.name)
                 blocks = int(record.grid_x) * int(record.grid_y) * int(record.grid_z)
             if name != HOLD:
-                records.append((name, blocks, int(record.start), int(record.end)))
+                times = int(record.start), int(record.end)
+                records.append((name, blocks, *times, int(record.stream_id)))
 
         with self._subscribed():
             self._run(USE_KINDS, receive, work)
             self._refuse_losses()
         # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
-        first = min((start for _, _, start, _ in records), default=0)
-        return [
-            Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9)
-            for name, blocks, start, end in records
-        ]
+        first = min((record[2] for record in records), default=0)
+        spans = []
+        for name, blocks, start, end, stream in records:
+            spans.append(Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9, stream))
+        return spans
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         with self._subscribed() as cupti, MODULES.launches() as launches:

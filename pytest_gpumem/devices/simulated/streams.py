@@ -153,7 +153,8 @@ class Timeline:
             time = start + seconds
             ran = item.ran
             if self.spans is not None and ran is not None and ran.kind is not StepKind.MEMSET:
-                self.spans.append(Span(ran.name, math.prod(ran.grid or (0,)), start, time))
+                blocks = math.prod(ran.grid or (0,))
+                self.spans.append(Span(ran.name, blocks, start, time, stream.handle))
             self._free[item.engine] = time
         elif isinstance(item, SimulatedEvent):
             time += self.sheet.record
