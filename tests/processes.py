@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from committing import commit
 from known_devices import H100
 from measurements import measurement
+from msgspec import UNSET
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes
@@ -70,6 +71,8 @@ def row(
         taken,
         own.get("label", ""),
         own.get("failed", False),
+        # A FAIL is by its verdict.
+        test_error=UNSET if code is None else own.get("failed", UNSET),
     )
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 from msgspec import structs
 
 from pytest_gpumem.judging.duet import LOOKS
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
@@ -28,7 +25,7 @@ from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
 from pytest_gpumem.units import did_you_mean
 
-GONE = "no such measurement"
+GONE = "no such measurement", False
 ATTEMPTS = 3
 DEFAULT_REGRESSION = "1%"  # allowed slow-down of a test without a limit
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
@@ -118,7 +115,7 @@ class Duet:
             last = attempt == ATTEMPTS
             pair = self._measure(number, attempt, tests)
             if not self._rows:
-                crash = pair.base.error or pair.head.error
+                crash = pair[BASE].error or pair[HEAD].error
                 if crash is not None and not last:
                     self._say(f"pair {number} is taken again: {crash}")
                     continue
@@ -139,21 +136,20 @@ class Duet:
         return list(dict.fromkeys(self._rows[key].nodeid for key in keys))
 
     def _measure(self, number: int, attempt: int, tests: list[str] | None) -> Pair:
-        old_names = self.wanted.old_names
         pair = {}
         for side in order_of(number):
             names = tests
             if side == BASE and tests is not None:
-                names = [under_other_name(test, old_names) for test in tests]
+                names = [under_other_name(test, self.wanted.old_names) for test in tests]
             process = self._runner.run(side, names, pair=number, attempt=attempt)
             if side == BASE:
-                process = _under_new_names(process, old_names)
+                _rename(process, self.wanted.old_names)
             self._check_device(process)
-            process.rows = {key: _with_medians(row) for key, row in process.rows.items()}
+            rows = [row for row in process.rows.values() if self.wanted.selects(row)]
+            process.rows = {row.key: _with_medians(row) for row in rows}
             self.processes.append(process)
             pair[side] = process
-        base, head = pair[BASE], pair[HEAD]
-        return Pair(base, head, self.wanted.rows_of(base), self.wanted.rows_of(head))
+        return pair
 
     def _check_device(self, process: ProcessRecord) -> None:
         if process.device is None:
@@ -168,59 +164,48 @@ class Duet:
 
     def _take(self, row: DuetRow, pair: Pair, *, last: bool) -> str | None:
         """Judge a row with a pair. Return why the pair is to be taken again, or None."""
-        troubles = pair.troubles(row.key)
+        troubles = _troubles(row.key, pair)
         if troubles:
             if last:
-                self._end(row, pair, troubles)
+                _end(row, troubles)
             return _texts(troubles)[0]
-        base, head = pair.base_rows[row.key], pair.head_rows[row.key]
-        for side, measured in ((BASE, base), (HEAD, head)):
-            if measured.verdict.code is Code.CONDITIONS:
-                reason = measured.verdict.reason
+        for side in (BASE, HEAD):
+            verdict = pair[side].rows[row.key].verdict
+            if verdict.code is Code.CONDITIONS:
                 if last:
-                    text = f"{side}, also when it was taken again: {reason}"
+                    text = f"{side}, also when it was taken again: {verdict.reason}"
                     row.end(Outcome.UNDECIDED, text, Code.CONDITIONS)
-                return f"{side}: {reason}"
-        row.add(base, head)
+                return f"{side}: {verdict.reason}"
+        row.add(pair[BASE].rows[row.key], pair[HEAD].rows[row.key])
         return None
-
-    def _end(self, row: DuetRow, pair: Pair, troubles: Troubles) -> None:
-        outcome, texts = None, _texts(troubles)
-        in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
-        if _fails_in_head_alone(troubles):
-            outcome = Outcome.FAIL
-        elif not in_base and row.key in pair.head_rows and _test_of(row.key, pair.base) is None:
-            # The row may be another one of base under a new label.
-            gone = []
-            for key, other in pair.base.rows.items():
-                if other.nodeid == row.nodeid and key not in pair.head.rows:
-                    gone.append(key)
-            if gone:
-                texts.append(f"base measures {', '.join(gone)} in that test, head does not")
-            else:
-                outcome = Outcome.NEW
-        row.end(outcome, "; ".join(texts))
 
     # The first pair
 
     def _begin(self, pair: Pair) -> None:
-        if pair.base.error is None and pair.head.error is None:
-            _check_alike(pair.base, pair.head)
-        every = {**pair.base_rows, **pair.head_rows}
+        base, head = pair[BASE], pair[HEAD]
+        if base.error is None and head.error is None:
+            _check_alike(base, head)
+        every = {**base.rows, **head.rows}
         for key in (*every, *self.wanted.missing(every)):
             nodeid, limits = key, Limits()
             if key in every:
                 nodeid = every[key].nodeid
-            if key in pair.head_rows:
-                limits = self._limits_of(pair.head_rows[key])
+            if key in head.rows:
+                limits = self._limits_of(head.rows[key])
             self._rows[key] = row = DuetRow(key, nodeid, limits)
-            troubles = pair.troubles(key)
-            if [why for why, _ in troubles.values()] == [GONE, GONE]:
+            troubles = _troubles(key, pair)
+            if list(troubles.values()) == [GONE, GONE]:
                 row.end(None, f"no such test on either side{did_you_mean(key, every)}")
             elif troubles:
-                self._end(row, pair, troubles)
-        if self.wanted.limits is None and pair.head.error is None:
-            self._add_failures_without_rows(pair)
+                _end(row, troubles)
+        if self.wanted.limits is None and head.error is None:
+            # Tests and files without a row that fail in head alone, such as by an import.
+            for nodeid in head.outcomes:
+                troubles = _troubles(nodeid, pair)
+                covered = any(covers(nodeid, key) for key in self._rows)
+                if not covered and _fails_in_head_alone(troubles):
+                    self._rows[nodeid] = DuetRow(nodeid, nodeid)
+                    _end(self._rows[nodeid], troubles)
 
     def _limits_of(self, row: Row) -> Limits:
         if self.wanted.limits is not None:
@@ -231,36 +216,39 @@ class Duet:
         peak = None if row.footprint is None else row.limits.max_peak_regression
         return Limits(max_regression=limit or DEFAULT_REGRESSION, max_peak_regression=peak)
 
-    def _add_failures_without_rows(self, pair: Pair) -> None:
-        """Add tests and files without a row that fail in head alone, such as by an import."""
-        for nodeid in pair.head.outcomes:
-            covered = any(covers(nodeid, key) for key in self._rows)
-            troubles = pair.troubles(nodeid)
-            if not covered and _fails_in_head_alone(troubles):
-                row = self._rows[nodeid] = DuetRow(nodeid, nodeid)
-                row.end(Outcome.FAIL, _texts(troubles)[-1])
 
-
+Pair = Mapping[str, ProcessRecord]
+"""A process of each side, with the rows that are compared."""
 Troubles = dict[str, tuple[str, bool]]
 """By side, why it measured nothing of a row, and whether it crashed or its test failed."""
 
 
-class Pair(NamedTuple):
-    """A process of each side, and its rows that are compared, by key."""
+def _troubles(key: str, pair: Pair) -> Troubles:
+    """Return why a row cannot be compared, whatever its conditions; empty if it can."""
+    troubles = {}
+    for side in (BASE, HEAD):
+        nothing = _nothing_of(key, pair[side])
+        if nothing is not None:
+            troubles[side] = nothing
+    return troubles
 
-    base: ProcessRecord
-    head: ProcessRecord
-    base_rows: Mapping[str, Row]
-    head_rows: Mapping[str, Row]
 
-    def troubles(self, key: str) -> Troubles:
-        """Return why a row cannot be compared, whatever its conditions; empty if it can."""
-        troubles = {}
-        for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
-            nothing = _nothing_of(key, rows.get(key), process)
-            if nothing is not None:
-                troubles[process.side] = nothing
-        return troubles
+def _nothing_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
+    """Return why a process measured nothing of a row, and whether it failed, or None."""
+    if process.error is not None:
+        return f"crashed: {process.error}", True
+    row = process.rows.get(key)
+    # A test that breaks its limits alone was measured.
+    if row is not None and row.measured_something and row.test_error is not True:
+        return None
+    nodeid = _test_of(key, process)
+    if nodeid is None:
+        return GONE
+    outcome, words = process.outcomes[nodeid]
+    of_its_file = key.startswith(f"{nodeid}::")
+    if words and not of_its_file:
+        words = f"{outcome}, {words}"
+    return words or outcome, outcome == "failed"
 
 
 def _texts(troubles: Troubles) -> list[str]:
@@ -271,30 +259,14 @@ def _fails_in_head_alone(troubles: Troubles) -> bool:
     return [side for side, (_, failed) in troubles.items() if failed] == [HEAD]
 
 
-def _nothing_of(key: str, row: Row | None, process: ProcessRecord) -> tuple[str, bool] | None:
-    """Return why a process measured nothing of a row, and whether it failed, or None."""
-    if process.error is not None:
-        return f"crashed: {process.error}", True
-    passed = row is not None and (not row.failed or _broke_only_limits(row.nodeid, process))
-    if row is not None and row.measured_something and passed:
-        return None
-    nodeid = _test_of(key, process)
-    if nodeid is None:
-        return GONE, row is not None and row.failed
-    outcome, words = process.outcomes[nodeid]
-    of_its_file = key.startswith(f"{nodeid}::")
-    if words and not of_its_file:
-        words = f"{outcome}, {words}"
-    return words or outcome, outcome == "failed" and not _broke_only_limits(nodeid, process)
-
-
-def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
-    """True if verdicts fail a test, and no assertion or error does."""
-    rows = process.rows.values()
-    measured = [row for row in rows if row.nodeid == nodeid and row.measured_something]
-    if any(row.test_error is True for row in measured):
-        return False
-    return any(is_failure(row.verdict, strict=False) for row in measured)
+def _end(row: DuetRow, troubles: Troubles) -> None:
+    """End a row that cannot be compared."""
+    outcome = None
+    if _fails_in_head_alone(troubles):
+        outcome = Outcome.FAIL
+    elif not row.base and troubles == {BASE: GONE}:
+        outcome = Outcome.NEW
+    row.end(outcome, "; ".join(_texts(troubles)))
 
 
 def _test_of(key: str, process: ProcessRecord) -> str | None:
@@ -313,7 +285,8 @@ def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
     return nodeid
 
 
-def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
+def _rename(process: ProcessRecord, old_names: Mapping[str, str]) -> None:
+    """Give tests of base their names in head."""
     new_names = {old: new for new, old in old_names.items()}
     rows, outcomes = {}, {}
     for row in process.rows.values():
@@ -321,7 +294,7 @@ def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> Pr
         rows[renamed.key] = renamed
     for nodeid, outcome in process.outcomes.items():
         outcomes[under_other_name(nodeid, new_names)] = outcome
-    return replace(process, rows=rows, outcomes=outcomes)
+    process.rows, process.outcomes = rows, outcomes
 
 
 def _with_medians(row: Row) -> Row:

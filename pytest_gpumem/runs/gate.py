@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from pytest_gpumem.runs.decisions import (
 from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, pytest_command, running
-from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
+from pytest_gpumem.runs.worktree import Side, revision_side, working_tree
 from pytest_gpumem.settings import (
     ACCEPTS,
     ANNOUNCE,
@@ -72,7 +72,7 @@ class Gate:
     base_python: str | None = None
     screen_only: bool = False
     strict: bool = False
-    base_side: Side | None = None  # None: BASE has no folder such as this one
+    base_side: Side = field(init=False)
     of_base: Selection = field(default_factory=lambda: Selection({}))  # the tests of BASE
     of_head: Selection = field(default_factory=lambda: Selection({}))
     """The tests of the change; none if its session did not come to its end."""
@@ -91,15 +91,10 @@ class Gate:
         Raises `UserError`: BASE cannot be prepared, or results or the baseline cannot be read.
         Raises `NoAnswer`: its tests cannot be collected.
         """
-        with ExitStack() as stack:
-            self.say(
-                f"collect the tests of the merge base with {self.base}, and measure the change"
-            )
-            title = f"merge base with {self.base} {self.merge_base[:10]}"
-            with suppress(NoFolder):
-                self.base_side = stack.enter_context(
-                    revision_side(self.merge_base, Path.cwd(), title, python=self.base_python)
-                )
+        self.say(f"collect the tests of the merge base with {self.base}, and measure the change")
+        title = f"merge base with {self.base} {self.merge_base[:10]}"
+        with revision_side(self.merge_base, Path.cwd(), title, python=self.base_python) as side:
+            self.base_side = side
             self._run_session()
             self._add_looser(loosened(self.of_head, self.of_base), self.accepted)
             if self.code == Exit.USAGE:
@@ -126,8 +121,7 @@ class Gate:
             environment = switch_off(os.environ, ["save", ANNOUNCE]) | variables
             with running(command, environment, errors) as process:
                 try:
-                    if self.base_side is not None:
-                        of_base = self._collect(self.base_side, Path(folder, "collected.json"))
+                    of_base = self._collect(Path(folder, "collected.json"))
                     write_whole(base, json.dumps(to_plain(of_base)))
                 except NoAnswer as error:
                     not_collected = error
@@ -144,11 +138,11 @@ class Gate:
             self.results = load_results(self.file)
         self._take_base(of_base)
 
-    def _collect(self, side: Side, file: Path) -> Selection:
+    def _collect(self, file: Path) -> Selection:
         """Collect the tests that BASE selects, without a GPU."""
         words = [*self.arguments, "--collect-only", "--gpumem-device=sim"]
         variables = {**os.environ, SELECTION: str(file)}
-        sides = {BASE: side, HEAD: working_tree(Path.cwd())}
+        sides = {BASE: self.base_side, HEAD: working_tree(Path.cwd())}
         try:
             with closing(Processes(sides, words, variables)) as processes:
                 process = processes.run(BASE)
@@ -159,8 +153,8 @@ class Gate:
             raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
         except (OSError, ValueError):
             raise NoAnswer(
-                f"BASE: {side.title} has another version of pytest-gpumem, which does not say what "
-                "it selects"
+                f"BASE: {self.base_side.title} has another version of pytest-gpumem, which does "
+                "not say what it selects"
             ) from None
 
     def _take_base(self, base: Selection) -> None:
@@ -223,7 +217,6 @@ class Gate:
         )
 
     def _duet(self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]) -> Duet:
-        assert self.base_side is not None  # else every row is new
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
         if limits:
             self.say(f"a duet decides {counted(len(limits), 'row')}")
@@ -247,7 +240,7 @@ class Gate:
             try:
                 if revision == "None" or revision.endswith(DIRTY):
                     raise UserError("no commit holds the code of its oldest run")
-                with revision_side(revision, Path.cwd(), title, name=title) as side:
+                with revision_side(revision, Path.cwd(), title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)
                     oldest = self.play(side, wanted, "creep")
             except UserError as error:

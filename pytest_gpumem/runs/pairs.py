@@ -21,7 +21,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Difference, LimitResult, Row, selects
-from pytest_gpumem.runs.processes import BASE, ProcessRecord
+from pytest_gpumem.runs.processes import BASE
 from pytest_gpumem.units import parse_margin
 
 TIME, PEAK = "max_regression", "max_peak_regression"
@@ -48,16 +48,11 @@ class RowFilter:
                 missing.append(name)
         return missing
 
-    def rows_of(self, process: ProcessRecord) -> dict[str, Row]:
-        """Return the selected rows of a process by key; those of memory alone only by `limits`."""
-        rows = {}
-        for key, row in process.rows.items():
-            selected = row.measurement is not None or row.footprint is None
-            if self.limits is not None:
-                selected = key in self.limits
-            if selected:
-                rows[key] = row
-        return rows
+    def selects(self, row: Row) -> bool:
+        """True if a duet compares a row; one of memory alone only by `limits`."""
+        if self.limits is not None:
+            return row.key in self.limits
+        return row.measurement is not None or row.footprint is None
 
 
 @dataclass

@@ -24,10 +24,6 @@ SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".to
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
 
 
-class NoFolder(UserError):
-    """A commit has no such folder as the one where the command was called."""
-
-
 @dataclass(frozen=True)
 class Side:
     """One side, ready to run."""
@@ -51,17 +47,17 @@ def two_sides(base: str, here: Path, *, python: str | None = None) -> Iterator[t
     commit = commit_of(base, here)
     head = working_tree(here)
     title = f"revision {base} ({commit[:10]})"
-    with revision_side(commit, here, title, name=f"BASE {base}", python=python) as side:
+    with revision_side(commit, here, title, python=python) as side:
         yield side, head
 
 
 @contextmanager
 def revision_side(
-    commit: str, here: Path, title: str, *, name: str = "BASE", python: str | None = None
+    commit: str, here: Path, title: str, *, python: str | None = None
 ) -> Iterator[Side]:
     """A commit, ready to run in the folder that is `here` in the working tree.
 
-    `name`: of the revision, for errors. Other arguments and errors as of `two_sides`.
+    Arguments and errors as of `two_sides`.
     """
     top = _top(here)
     below = here.resolve().relative_to(top)
@@ -71,8 +67,7 @@ def revision_side(
         try:
             _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             folder = tree / below
-            if not folder.is_dir():
-                raise NoFolder(f"{name} has no folder {below}, where this was called")
+            folder.mkdir(parents=True, exist_ok=True)  # a new one has no tests in base
             imports = (tree, tree / "src") if python is None else ()
             python = python or sys.executable
             yield Side(title, commit, folder, tree, python, imports, environment)
