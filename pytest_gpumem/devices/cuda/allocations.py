@@ -6,7 +6,6 @@ Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release thr
 from __future__ import annotations
 
 import mmap
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -151,10 +150,10 @@ class CudaMemory:
 
     def _empty_pools(self) -> None:
         """Have CuPy and PyTorch give back what their pools keep."""
+        import cupy
+
         before = self._free_now()
-        cupy: Any = sys.modules.get("cupy")
-        if cupy is not None:
-            cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_memory_pool().free_all_blocks()
         torch = arrays.usable_torch()
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -201,8 +200,7 @@ class CudaMemory:
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         check_oversubscription(nbytes, places.host_bytes()[1])
-        address = malloc_managed(nbytes, f"allocating {nbytes} bytes of managed memory")
-        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
+        return self._make(nbytes, MemoryKind.MANAGED, 0)
 
     part = staticmethod(part_of)
 
@@ -410,10 +408,8 @@ def _pool(index: int, threshold: int) -> Iterator[Cycle]:
 @contextmanager
 def _cupy_pool() -> Iterator[Cycle]:
     """A new pool of CuPy: the default pool's blocks are left alone."""
-    try:
-        import cupy
-    except ImportError:
-        raise Unsupported("CuPy is not installed") from None
+    import cupy
+
     pool = cupy.cuda.MemoryPool()
 
     def cycle(nbytes: int, stream: Stream) -> None:

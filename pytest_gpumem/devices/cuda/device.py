@@ -82,20 +82,24 @@ class CudaKernels:
 class CudaDevice(Device):
     """One GPU through cuda-bindings. Opening it creates (or joins) the primary context."""
 
+    streams: CudaStreams
+    memory: CudaMemory
+    counters: CudaCounters
+
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index, self._facts = index, facts
         _check_same(index, facts)
         self._context = context = Context(index)
         with context.current():
             compiler = Compiler(facts.compute_capability)
-            self.memory = self._memory = CudaMemory(context, facts)
-            self.content = CudaContent(index, compiler, facts, self._memory)
-            self.streams = self._streams = CudaStreams(context, compiler, self._memory)
+            self.memory = CudaMemory(context, facts)
+            self.content = CudaContent(index, compiler, facts, self.memory)
+            self.streams = CudaStreams(context, compiler, self.memory)
             self.kernels = CudaKernels(index, compiler)
             self.l2 = CudaL2(facts)
-            self.counters = self._counters = CudaCounters(index)
-            self.footprints = self._footprints = footprints(index)
-            self._footprints.free_bytes = self._memory.free_without_ours
+            self.counters = CudaCounters(index)
+            self.footprints = footprints(index)
+            self.footprints.free_bytes = self.memory.free_without_ours
             self._conditions = ConditionReader(facts)
 
     @property
@@ -131,9 +135,9 @@ class CudaDevice(Device):
         self.footprints.stop()
         if self.gone() is None:
             with self.current():
-                self._streams.close()
+                self.streams.close()
                 check(R.cudaDeviceSynchronize(), "waiting for the device")
-                self._counters.close()
+                self.counters.close()
                 self.memory.make_room()
         self._context.close()
 

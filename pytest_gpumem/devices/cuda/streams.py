@@ -144,13 +144,12 @@ class CudaStreams:
         return CudaStream(LEGACY_DEFAULT), CudaStream(PER_THREAD_DEFAULT)
 
     def visible(self) -> tuple[Stream, ...]:
+        import cupy
+
+        current = CudaStream(int(cupy.cuda.get_current_stream().ptr) or LEGACY_DEFAULT)
         streams: dict[int, Stream] = {}
-        for stream in (*self.defaults(), *self._streams):
-            streams[stream.handle] = stream
-        cupy: Any = sys.modules.get("cupy")
-        if cupy is not None:
-            handle = int(cupy.cuda.get_current_stream().ptr) or LEGACY_DEFAULT
-            streams.setdefault(handle, CudaStream(handle))
+        for stream in (*self.defaults(), *self._streams, current):
+            streams.setdefault(stream.handle, stream)
         return tuple(streams.values())
 
     def event(self) -> Event:

@@ -1,5 +1,5 @@
 """Other libraries: arrays of theirs over our memory, and our stream as their current stream. Each
-is imported only in its factory."""
+but CuPy, which an open device has imported, is imported only in its factory."""
 
 from __future__ import annotations
 
@@ -101,13 +101,19 @@ def _array(library: str, view: Any, allocation: Allocation, dtype: str, size: in
 
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
-    """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are
-    imported. Other libraries have none to set."""
+    """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) and Warp where they
+    are imported. Other libraries have none to set."""
+    import cupy
+
     with ExitStack() as stack:
-        cupy, torch, warp = sys.modules.get("cupy"), usable_torch(), sys.modules.get("warp")
-        if cupy is not None:
-            stack.enter_context(cupy.cuda.Device(index))
-            stack.enter_context(_of_cupy(cupy, stream))
+        torch, warp = usable_torch(), sys.modules.get("warp")
+        stack.enter_context(cupy.cuda.Device(index))
+        if stream.is_legacy_default:
+            stack.enter_context(cupy.cuda.Stream.null)
+        elif stream.handle == PER_THREAD_DEFAULT:
+            stack.enter_context(cupy.cuda.Stream.ptds)
+        else:
+            stack.enter_context(cupy.cuda.Stream.from_external(stream))
         if torch is not None and stream.is_legacy_default:
             stack.enter_context(torch.cuda.stream(torch.cuda.default_stream(index)))
         elif torch is not None:
@@ -119,30 +125,20 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
         yield
 
 
-def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
-    if stream.is_legacy_default:
-        return cupy.cuda.Stream.null
-    if stream.handle == PER_THREAD_DEFAULT:
-        return cupy.cuda.Stream.ptds
-    return cupy.cuda.Stream.from_external(stream)
-
-
 @contextmanager
 def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
-    """Have CuPy and PyTorch, where they are in use, allocate from new pools, and yield these: they
+    """Have CuPy, and PyTorch where it is in use, allocate from new pools, and yield these: they
     must live as long as what is captured. `relaxed`: allows the driver to allocate in a block."""
-    pools: list[Any] = []
-    cupy: Any = sys.modules.get("cupy")
+    import cupy
+
+    def allocate(nbytes: int) -> Any:
+        with relaxed():
+            return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
+
+    pools: list[Any] = [cupy.cuda.MemoryPool(allocate)]
     torch = usable_torch()
     with ExitStack() as stack:
-        if cupy is not None:
-
-            def allocate(nbytes: int) -> Any:
-                with relaxed():
-                    return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
-
-            pools.append(cupy.cuda.MemoryPool(allocate))
-            stack.enter_context(cupy.cuda.using_allocator(pools[-1].malloc))
+        stack.enter_context(cupy.cuda.using_allocator(pools[0].malloc))
         if torch is not None and torch.cuda.is_initialized():
             if not hasattr(torch.cuda, "use_mem_pool"):
                 raise Unsupported(
