@@ -198,7 +198,6 @@ NAMES = {
     "traffic": "moved_bytes",
     "max_syncs": "max_waits",
     "syncs": "waits",
-    "further_peaks": "further",
 }
 FIELDS = {
     "limits": Limits.__struct_encode_fields__,
@@ -228,9 +227,7 @@ def of_today(
     found = {}
     for key, one in value.items():
         name = names.get(key, key)
-        if key == "further_peaks":
-            found[name] = [{"peak": peak} for peak in one]
-        elif key not in ENDED and (fields is None or name in fields):
+        if key not in ENDED and (fields is None or name in fields):
             found[name] = of_today(
                 one, OF_A_COMPARISON if key == "comparison" else NAMES, FIELDS.get(name)
             )

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import record_parser, write_record
 
+from pytest_gpumem.judging.limits import no_share_of_peak
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.nsight.ncu import ProfiledLaunch, count_launches
 from pytest_gpumem.outcomes import NoAnswer, UserError
@@ -87,7 +88,7 @@ def record_of(row: Row, launches: Sequence[ProfiledLaunch], facts: DeviceFacts) 
     plain["difference"] = (counted["reads"] + counted["writes"]) / moved.total - 1
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
     too_few_writes = counted["writes"] < (1 - SHARE) * moved.writes - facts.l2_bytes
-    if measurement.no_share_of_peak(facts) is not None:
+    if no_share_of_peak(measurement, facts) is not None:
         plain["finding"] = UNJUDGED
     elif counted["reads"] < (1 - SHARE) * moved.reads or too_few_writes:
         plain["finding"] = WRONG

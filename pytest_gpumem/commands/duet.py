@@ -37,6 +37,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.row import describe
+from pytest_gpumem.reporting.terminal import name_and_driver
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.runs.duet import Duet
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
@@ -227,7 +228,7 @@ def duet_text(duet: Duet, *, width: int, colour: bool, seconds: float) -> str:
     """Return the table and a sentence for each verdict."""
     lines, simulated = [], ""
     if duet.device is not None:
-        lines.append(printable(duet.device.name_and_driver))
+        lines.append(printable(name_and_driver(duet.device)))
         simulated = " (simulated)" if duet.device.simulated else ""
     compared = [row for row in duet.rows if row.outcome is not None]
     if compared:

@@ -50,7 +50,7 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.github import summarise, workflow_commands
-from pytest_gpumem.reporting.terminal import counts_text
+from pytest_gpumem.reporting.terminal import counts_text, name_and_driver
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, rounded_duration
 from pytest_gpumem.runs.gate import Gate
@@ -316,7 +316,7 @@ def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> 
         click.echo(line)
     if gate.results is not None:
         counts = counts_text(conclusion.rows)
-        device = gate.results.document.device.name_and_driver
+        device = name_and_driver(gate.results.document.device)
         click.echo(printable(f"{counts}; {rounded_duration(seconds)} on {device}"))
     if (output / REPORT).exists():
         click.echo(printable(f"report: {output / REPORT}"))

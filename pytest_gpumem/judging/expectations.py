@@ -22,6 +22,7 @@ from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import (
+    ACCEPTED,
     LOST,
     NOT_RUN,
     ROW,
@@ -275,14 +276,19 @@ def _not_run(ending: Ending, its: str) -> tuple[Status, str]:
 def lost(missing: Iterable[Omission]) -> list[Omission]:
     """Return those that fail a gate: lost, or left out by other than words of the command line."""
     failing = []
-    for omission in missing:
-        if omission.status in (LOST, NOT_RUN) and not omission.does_not_fail_strict:
+    for omission in open_under_strict(missing):
+        if omission.status in (LOST, NOT_RUN):
             failing.append(omission)
     return failing
 
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
-    return [omission for omission in missing if not omission.does_not_fail_strict]
+    """Return those that fail a strict session."""
+    failing = []
+    for omission in missing:
+        if omission.status != ACCEPTED and not (omission.by_words or omission.base_too):
+            failing.append(omission)
+    return failing
 
 
 def may_be_excused(omission: Omission) -> bool:

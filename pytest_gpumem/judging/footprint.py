@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.finding import Check, check_of, counted
 from pytest_gpumem.limits import BASE, MAX_WAITS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint, Waits
+from pytest_gpumem.records.footprint import Footprint, WaitLine, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
@@ -24,6 +24,7 @@ JUDGED = ("max_peak", "max_peak_regression", "max_kept", MAX_WAITS)
 """Limits on a footprint. Waits are judged where they were to be read."""
 AT_THE_END = ("max_kept",)
 """Limits on what is there when the test has ended; the others are judged at its body's end."""
+SHOWN = 5  # lines at which the host waits that a text names
 ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
 
 
@@ -33,17 +34,18 @@ def comparable(footprint: Footprint, other: Footprint) -> bool:
 
 
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
-    return (footprint.peak, *(further.peak for further in footprint.further))
+    return (footprint.peak, *footprint.further_peaks)
 
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
     """Return a footprint with those of further processes, each with its rows by key."""
-    repeats = list(footprint.further)
+    peaks, kept = list(footprint.further_peaks), list(footprint.further_kept)
     for rows in further:
         row = rows.get(key)
         if row is not None and row.footprint is not None and row.footprint.watched:
-            repeats.append(row.footprint.repeat)
-    return replace(footprint, further=tuple(repeats))
+            peaks.append(row.footprint.peak)
+            kept.append(row.footprint.kept)
+    return replace(footprint, further_peaks=tuple(peaks), further_kept=tuple(kept))
 
 
 def judge_footprint(
@@ -77,7 +79,7 @@ def judge_waits(
         return check.not_judged(waits.not_read, Code.NOT_READ)
     figure = f"the host waits {counted(waits.count, 'time')}"
     if waits.lines:
-        figure += f": {waits.text}"
+        figure += f": {waits_text(waits)}"
     counts = []
     for run in past:
         if run.waits is not None and run.waits.not_read is None:
@@ -86,6 +88,21 @@ def judge_waits(
         figure += f", {counted(max(counts), 'time')} in {of}"
     why_new = no_history or f"no run of {of} read waits"
     return check.of_count(waits.count, figure, counts, why_new)
+
+
+def waits_text(waits: Waits) -> str:
+    lines = []
+    for line in waits.lines[:SHOWN]:
+        lines.append(f"{place_of(line)} {line.count} x {line.call}")
+    more = len(waits.lines) - SHOWN
+    return ", ".join(lines) + (f" and {more} more" if more > 0 else "")
+
+
+def place_of(line: WaitLine) -> str:
+    """Return "tests/test_a.py:12", or why there is no line."""
+    if not line.file:
+        return f"line unknown ({line.function})"
+    return f"{line.file}:{line.line}"
 
 
 def _judge_bytes(
@@ -128,7 +145,7 @@ def _of_bytes(
         nbytes = max(peaks_of(footprint))
         figure = f"a peak of {short_bytes(nbytes)}"
     else:
-        nbytes = max(footprint.kept, *(further.kept for further in footprint.further), 0)
+        nbytes = max(footprint.kept, *footprint.further_kept, 0)
         figure = f"{short_bytes(nbytes)} kept"
         beside = sum(use.allowed for use in footprint.uses)
         if beside:

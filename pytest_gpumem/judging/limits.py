@@ -16,7 +16,7 @@ from pytest_gpumem.judging.spread import repetition_margin
 from pytest_gpumem.limits import BASE, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import L2_MULTIPLES, Limits, Measurement, NoShare
+from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import (
     format_rate,
@@ -29,26 +29,32 @@ from pytest_gpumem.units import (
     short_bytes,
 )
 
-_CLAUSES = {
-    NoShare.UNKNOWN_TRAFFIC: "its traffic is unknown (give `moved=`)",
-    NoShare.LINK: "its bytes cross the host link, not the memory bus",
-    NoShare.HOT: "in hot mode L2 serves what it can",
-    NoShare.UNKNOWN_FOOTPRINT: "its footprint is unknown",
-    NoShare.UNKNOWN_PEAK: (
-        "the peak is unknown (the driver reports no memory clock or no bus width)"
-    ),
-}
+L2_MULTIPLES = 4  # footprint over L2 from which on bytes must come from DRAM
 
 
-def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    reason = measurement.no_share_of_peak(facts)
-    if reason is None:
+def no_share_of_peak(measurement: Measurement, facts: DeviceFacts) -> str | None:
+    """Return why a share of the device's DRAM peak means nothing; None if it means something."""
+    if measurement.moved_bytes is None:
+        return "its traffic is unknown (give `moved=`)"
+    if measurement.moved_bytes.link:
+        return "its bytes cross the host link, not the memory bus"
+    if measurement.mode == "hot":
+        return "in hot mode L2 serves what it can"
+    if measurement.footprint is None:
+        return "its footprint is unknown"
+    if measurement.footprint < L2_MULTIPLES * facts.l2_bytes:
+        least = short_bytes(L2_MULTIPLES * facts.l2_bytes)
+        return f"its footprint is below {least}, {L2_MULTIPLES} x L2"
+    if not facts.dram_peak:
+        return "the peak is unknown (the driver reports no memory clock or no bus width)"
+    return None
+
+
+def share_of_peak(measurement: Measurement, facts: DeviceFacts) -> float | None:
+    """Return bandwidth over the DRAM peak, or None where `no_share_of_peak` has a reason."""
+    if measurement.bandwidth is None or no_share_of_peak(measurement, facts) is not None:
         return None
-    if reason is not NoShare.SMALL_FOOTPRINT:
-        return _CLAUSES[reason]
-    taken = short_bytes(measurement.footprint or 0)
-    least = short_bytes(L2_MULTIPLES * facts.l2_bytes)
-    return f"its footprint of {taken} is below {least}, {L2_MULTIPLES} x L2"
+    return measurement.bandwidth / facts.dram_peak
 
 
 def _beside(
@@ -90,8 +96,10 @@ def _min_bandwidth(check: Check, measurement: Measurement, facts: DeviceFacts) -
         return check.never("a launch moves no bytes")
     origin = check.origin
     if of_peak:
-        why = no_share_text(measurement, facts)
+        why = no_share_of_peak(measurement, facts)
         if why is not None:
+            if measurement.footprint is not None:
+                why += f" (footprint {short_bytes(measurement.footprint)})"
             return check.never(f'{why}; give a rate such as "900 GB/s"')
         least *= facts.dram_peak
         origin = f"{check.written}, {origin}"
@@ -257,7 +265,7 @@ def absolute(
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[LimitResult]:
     """Yield a FAIL for a bandwidth above the DRAM peak that L2 cannot explain."""
     traffic, bandwidth = measurement.moved_bytes, measurement.bandwidth
-    if traffic is None or not bandwidth or measurement.no_share_of_peak(facts) is not None:
+    if traffic is None or not bandwidth or no_share_of_peak(measurement, facts) is not None:
         return
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
     writes = traffic.writes if traffic.declared is None else traffic.declared

@@ -30,10 +30,7 @@ def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
     compared = past[0]
     for other in past[1:]:
         compared = _masked_like(compared, other)
-    for other in (record, *past):
-        if _masked_like(other, compared) != compared:
-            return False
-    return True
+    return all(_masked_like(other, compared) == compared for other in (record, *past))
 
 
 def _masked_like(record: WhatRan, other: WhatRan, *, differing: bool = False) -> WhatRan:

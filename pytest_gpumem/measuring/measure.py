@@ -170,7 +170,6 @@ class _Measuring:
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
-            managed=bool(target.managed),
             work_seen=UNSET if self.work_seen else False,
             launches_wait=launches_wait or UNSET,
             busy=statistics.fmean(others.looks) if busy else UNSET,

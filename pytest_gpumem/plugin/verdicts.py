@@ -244,7 +244,8 @@ def _whole(row: Row, watched: WatchedTest, footprint: Footprint) -> Row:
     if row.footprint is None or row.label:
         return row
     if watched.trouble is None:
-        return replace(row, footprint=replace(footprint, further=row.footprint.further))
+        peaks, kept = row.footprint.further_peaks, row.footprint.further_kept
+        return replace(row, footprint=replace(footprint, further_peaks=peaks, further_kept=kept))
     if not limited(row.limits, AT_THE_END):
         return row
     unread = footprint.not_watched  # what was read before stays

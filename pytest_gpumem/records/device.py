@@ -95,15 +95,6 @@ class DeviceFacts(Record, frozen=True):
         return f"<DeviceFacts {self.name}, peak {peak}{', simulated' if self.simulated else ''}>"
 
     @property
-    def name_and_driver(self) -> str:
-        text = self.name
-        if self.simulated:
-            text += " (simulated)"
-        if self.driver:
-            text += f", driver {self.driver}"
-        return text
-
-    @property
     def key(self) -> str:
         """Name of the folder of this device's baselines, with the properties whose differences make
         two results incomparable. Driver and clocks are context.

@@ -17,9 +17,6 @@ DRIVER = "CUDA"  # allocations of the driver that no pool made: raw CUDA, Numba,
 GRAPHS = "CUDA graphs"  # memory that CUDA graphs allocate when they run
 
 
-SHOWN = 5  # lines that a text names
-
-
 class WaitLine(Record, frozen=True):
     """A line at which a call of the driver makes the host wait."""
 
@@ -30,13 +27,6 @@ class WaitLine(Record, frozen=True):
     function: str  # Name of the function; of a thread without Python code the name of the thread
     call: str  # Call of the driver, such as "cuStreamSynchronize"
     count: Count  # Number of calls
-
-    @property
-    def place(self) -> str:
-        """ "tests/test_a.py:12", or why there is no line."""
-        if not self.file:
-            return f"line unknown ({self.function})"
-        return f"{self.file}:{self.line}"
 
 
 class Waits(Record, frozen=True):
@@ -50,15 +40,6 @@ class Waits(Record, frozen=True):
     def count(self) -> int:
         """Times that the host waits."""
         return sum(line.count for line in self.lines)
-
-    @property
-    def text(self) -> str:
-        """The lines in words."""
-        text = ", ".join(f"{line.place} {line.count} x {line.call}" for line in self.lines[:SHOWN])
-        more = len(self.lines) - SHOWN
-        if more > 0:
-            text += f" and {more} more"
-        return text
 
 
 class MemoryUse(Record, frozen=True):
@@ -79,13 +60,6 @@ class MemoryUse(Record, frozen=True):
     largest: Bytes = 0  # Bytes of the largest allocation
 
 
-class FootprintRepeat(Record, frozen=True):
-    """The figures that limits judge, in another process of the same run (`--gpumem-processes`)."""
-
-    peak: Bytes  # As `Footprint.peak`
-    kept: Bytes = 0  # As `Footprint.kept`
-
-
 class Footprint(Record, frozen=True):
     """The memory that a test took, or a labelled part of it. Work of the harness does not count."""
 
@@ -99,15 +73,11 @@ class Footprint(Record, frozen=True):
     is known, other processes included."""
     watched: tuple[str, ...] = ()  # Sources that were read, such as "CUPTI", "CuPy", "PyTorch"
     not_watched: tuple[str, ...] = ()  # Parts that were not recorded, each with the reason
-    further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
+    further_peaks: tuple[Bytes, ...] = ()  # `peak` of further processes of this run
+    further_kept: tuple[Bytes, ...] = ()  # `kept` of the same processes
     ended: bool = True
     """False while the test still runs: what it keeps and reserves is not known yet."""
     waits: Waits | None = None  # Waits of the test's body; None where they were not to be read
-
-    @property
-    def repeat(self) -> FootprintRepeat:
-        """What `further` keeps of another process."""
-        return FootprintRepeat(self.peak, self.kept)
 
     @property
     def kept(self) -> int:

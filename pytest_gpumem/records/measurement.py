@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from enum import Enum
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.record import (
     Bytes,
@@ -26,8 +24,6 @@ from pytest_gpumem.records.record import (
 )
 from pytest_gpumem.records.what_ran import WhatRan
 
-REPEATED = 3  # Requested over compulsory bytes, from which on caches serve most requests
-L2_MULTIPLES = 4  # Footprint over L2 from which on bytes must come from DRAM
 MODES_APART = 0.01  # Least gap between two modes of placements, as a share of the latency
 SCATTERS_APART = 6  # The same in shortest intervals that hold half of the placements
 LEAST_FOR_MODES = 6  # Fewest placements that can have modes
@@ -183,17 +179,6 @@ class Repeat(Record, frozen=True):
     """Seconds of launch overhead in that process, as `Measurement.overhead`."""
 
 
-class NoShare(str, Enum):
-    """Why a share of the device's DRAM peak means nothing for a measurement."""
-
-    UNKNOWN_TRAFFIC = "unknown traffic"
-    LINK = "host link"
-    HOT = "hot"
-    UNKNOWN_FOOTPRINT = "unknown footprint"
-    SMALL_FOOTPRINT = "small footprint"
-    UNKNOWN_PEAK = "unknown peak"
-
-
 class Measurement(Record, frozen=True, dict=True):
     """One measurement: its samples by placement, and everything needed to judge and repeat it."""
 
@@ -239,7 +224,6 @@ class Measurement(Record, frozen=True, dict=True):
     unknown, and for copy engines and pointer chases."""
     requested: Bytes | None = None  # Bytes that the threads of a launch request, repeats counted
     card: str | None = None  # UUID of the GPU that measured; None where it has none
-    managed: bool = False  # Pages of managed memory were put back before every sample
     further: tuple[Repeat, ...] = ()
     """The same measurement in further processes of the run, for comparisons."""
     work_seen: bool | UnsetType = UNSET
@@ -302,36 +286,6 @@ class Measurement(Record, frozen=True, dict=True):
         if self.moved_bytes is None:
             return None
         return self.moved_bytes.total / self.latency
-
-    @property
-    def asked_bandwidth(self) -> float | None:
-        """Bytes per second that the threads request, if they request the compulsory bytes
-        `REPEATED` times or more; None otherwise."""
-        if self.requested is None or self.moved_bytes is None:
-            return None
-        if self.requested < REPEATED * self.moved_bytes.total:
-            return None
-        return self.requested / self.latency
-
-    def no_share_of_peak(self, facts: DeviceFacts) -> NoShare | None:
-        """Why a share of the device's DRAM peak means nothing; None if it means something."""
-        if self.moved_bytes is None:
-            return NoShare.UNKNOWN_TRAFFIC
-        if self.moved_bytes.link:
-            return NoShare.LINK
-        if self.mode == "hot":
-            return NoShare.HOT
-        if self.footprint is None:
-            return NoShare.UNKNOWN_FOOTPRINT
-        if self.footprint < L2_MULTIPLES * facts.l2_bytes:
-            return NoShare.SMALL_FOOTPRINT
-        return None if facts.dram_peak else NoShare.UNKNOWN_PEAK
-
-    def share_of_peak(self, facts: DeviceFacts) -> float | None:
-        """Bandwidth over the device's DRAM peak, or None where `no_share_of_peak` has a reason."""
-        if self.bandwidth is None or self.no_share_of_peak(facts) is not None:
-            return None
-        return self.bandwidth / facts.dram_peak
 
     @property
     def placement_spread(self) -> float | None:

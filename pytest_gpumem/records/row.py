@@ -187,11 +187,6 @@ class Omission(Record, frozen=True):
     how: How = "gone"  # How its test ended
 
     @property
-    def does_not_fail_strict(self) -> bool:
-        """True if it leaves the exit code of a strict session as it is."""
-        return self.status == ACCEPTED or self.by_words or self.base_too
-
-    @property
     def possibly_intended(self) -> bool:
         """True if it is lost, and no failure or crash is the reason."""
         by_failure = self.how in ("failed", "did not run", "not collected", "not reached")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from pytest_gpumem.judging.finding import basis, change, counted, window_text
-from pytest_gpumem.judging.limits import no_share_text
+from pytest_gpumem.judging.footprint import waits_text
+from pytest_gpumem.judging.limits import no_share_of_peak, share_of_peak
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -17,6 +18,7 @@ from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging
 from pytest_gpumem.reporting.row import base_of, broken_limits, mark, why_lines
+from pytest_gpumem.reporting.terminal import name_and_driver
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes
@@ -58,7 +60,7 @@ def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
     for term, text in details(row, facts):
         if term not in ("limit", "change", "why"):
             terms.append((term, text))
-    terms.append(("device", f"{facts.name_and_driver}, {facts.key}"))
+    terms.append(("device", f"{name_and_driver(facts)}, {facts.key}"))
     room = max(len(term) for term, _ in terms) + 2
     for term, text in terms:
         lines += hanging(f"  {term:<{room}}", text, width)
@@ -103,11 +105,11 @@ def _of_traffic(measurement: Measurement, facts: DeviceFacts) -> Details:
         text = f"{format_rate(bandwidth)} for {short_bytes(moved.total)}"
         if moved.declared is None:
             text += f" ({short_bytes(moved.reads)} read, {short_bytes(moved.writes)} written)"
-        share = measurement.share_of_peak(facts)
+        share = share_of_peak(measurement, facts)
         if share is not None:
             text += f", {format_share(share)} of peak"
         else:
-            text += f"; no share of peak: {no_share_text(measurement, facts)}"
+            text += f"; no share of peak: {no_share_of_peak(measurement, facts)}"
         yield "bandwidth", text
     if measurement.migrations is not None:
         yield "pages", migrations_text(measurement.migrations)
@@ -161,7 +163,7 @@ def _of_footprint(footprint: Footprint) -> Details:
     for reason in footprint.not_watched:
         yield "not watched", reason
     if footprint.waits is not None:
-        yield "waits", footprint.waits.not_read or footprint.waits.text or "none"
+        yield "waits", footprint.waits.not_read or waits_text(footprint.waits) or "none"
 
 
 def _by_library(total: int, footprint: Footprint, name: str) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.judging.limits import share_of_peak
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -88,7 +89,7 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
             "sampler": measurement.sampler,
             "profiled": measurement.profiled,
         }
-        share = measurement.share_of_peak(facts)
+        share = share_of_peak(measurement, facts)
         if share is not None:
             known["share_of_peak"] = share
     if row.extra:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import change
+from pytest_gpumem.judging.limits import share_of_peak
 from pytest_gpumem.judging.regression import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -31,6 +32,7 @@ EXACT = (
     *("moved_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
 )
 """Figures of bytes and counts of a row. Of each, less is better."""
+REPEATED = 3  # requested over compulsory bytes, from which on caches serve most requests
 HOST = "host s"  # `Row.extra` of an adopted benchmark: seconds of a call by the host's clock
 HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak memory", "kept")
 """The columns of figures. An output leaves out those without any figure."""
@@ -101,12 +103,13 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
     measurement = row.measurement
     if measurement is not None:
         known["latency"] = _latency(measurement, measurement.latency)
-        bandwidth = measurement.asked_bandwidth or measurement.bandwidth
+        asked = asked_bandwidth(measurement)
+        bandwidth = asked or measurement.bandwidth
         # Where each access waits for the last, bytes per second mean nothing.
         if bandwidth and not measurement.accesses_per_launch:
             known["bandwidth"] = Cell(format_rate(bandwidth), bandwidth)
-            share = measurement.share_of_peak(facts)
-            if measurement.asked_bandwidth is not None:
+            share = share_of_peak(measurement, facts)
+            if asked is not None:
                 # Bytes that are requested repeatedly count once in a share: L2 would look slow.
                 known["bandwidth"] = Cell(f"{format_rate(bandwidth)} asked", bandwidth)
             elif share is not None:
@@ -120,6 +123,15 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
         known["base"] = _latency(measurement, base)
     known.update(_memory(row, memory))
     return known
+
+
+def asked_bandwidth(measurement: Measurement) -> float | None:
+    """Bytes per second that the threads request, if they request the compulsory bytes `REPEATED`
+    times or more."""
+    requested, moved = measurement.requested, measurement.moved_bytes
+    if requested is None or moved is None or requested < REPEATED * moved.total:
+        return None
+    return requested / measurement.latency
 
 
 def _latency(measurement: Measurement, seconds: float) -> Cell:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.limits import no_share_text
+from pytest_gpumem.judging.footprint import place_of
+from pytest_gpumem.judging.limits import no_share_of_peak
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NoShare
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.row import RowView, attention, headings_of, views
@@ -70,7 +70,7 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
 
 def _notes(rows: Sequence[Row], facts: DeviceFacts) -> Iterator[str]:
     notes: dict[str, list[Row]] = {}
-    no_share: dict[NoShare, list[Row]] = {}
+    no_share: dict[str, list[Row]] = {}
     unchecked = 0
     for row in rows:
         if row.measurement is None:
@@ -78,14 +78,13 @@ def _notes(rows: Sequence[Row], facts: DeviceFacts) -> Iterator[str]:
         unchecked += not row.measurement.checked
         for note in row.measurement.notes:
             notes.setdefault(note, []).append(row)
-        reason = row.measurement.no_share_of_peak(facts)
+        reason = no_share_of_peak(row.measurement, facts)
         if reason is not None and row.measurement.bandwidth:
             no_share.setdefault(reason, []).append(row)
     for note, those in notes.items():
         yield f"note: {_which(those)}: {note}"
-    for those in no_share.values():
-        assert those[0].measurement is not None
-        yield f"no % of peak: {_which(those)}: {no_share_text(those[0].measurement, facts)}"
+    for reason, those in no_share.items():
+        yield f"no % of peak: {_which(those)}: {reason}"
     if unchecked:
         yield f"{counted(unchecked, 'row')} measured without a check of the result"
 
@@ -128,7 +127,7 @@ def wait_totals(rows: Sequence[Row]) -> Iterator[str]:
             continue
         tests += bool(row.footprint.waits.lines)
         for line in row.footprint.waits.lines:
-            lines[line.place] += line.count
+            lines[place_of(line)] += line.count
     if lines:
         most = ", ".join(f"{place} {count} x" for place, count in lines.most_common(LARGEST))
         times, places = counted(lines.total(), "time"), counted(len(lines), "line")

@@ -50,6 +50,13 @@ def header(
     return printable(lines)
 
 
+def name_and_driver(facts: DeviceFacts) -> str:
+    text = f"{facts.name}{mark(facts.simulated)}"
+    if facts.driver:
+        text += f", driver {facts.driver}"
+    return text
+
+
 def device_text(facts: DeviceFacts) -> str:
     parts = [
         facts.name,

@@ -246,7 +246,7 @@ def test_a_growth_in_several_processes_is_judged_by_the_middle_process(
             pytester, gpumem, source, f"--gpumem-processes={len(peaks.split())}", *arguments
         )
         row = found["test_it.py::test_it"]
-        peaks_of = [row["footprint"]["peak"], *(one["peak"] for one in row["footprint"]["further"])]
+        peaks_of = [row["footprint"]["peak"], *row["footprint"]["further_peaks"]]
         return int(result.ret), row["verdict"]["outcome"], [peak // MIB for peak in peaks_of]
 
     assert verdict("20", "--gpumem-save") == (0, "NEW", [20])

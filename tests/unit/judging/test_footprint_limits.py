@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse, WaitLine, Waits
+from pytest_gpumem.records.footprint import Footprint, MemoryUse, WaitLine, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.units import GiB, MiB
 
@@ -65,7 +65,7 @@ def test_a_growth_is_exact() -> None:
 
 
 def run(*peaks: int) -> Footprint:
-    return footprint(peaks[0], further=tuple(map(FootprintRepeat, peaks[1:])))
+    return footprint(peaks[0], further_peaks=peaks[1:])
 
 
 def test_a_growth_is_over_the_greatest_peak_and_a_duet_decides_where_unchanged_code_varies() -> (
@@ -88,11 +88,11 @@ def test_the_middle_process_of_a_run_is_judged() -> None:
 
 def test_an_absolute_limit_is_on_the_process_that_takes_most() -> None:
     for limit in ["max_peak", "max_kept"]:
-        several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3)))
+        several = footprint(1, further_peaks=(1, 3), further_kept=(0, 3))
         outcome, _, _sentence = judged(several, **{limit: "2 B"})[0]
         assert outcome is Outcome.FAIL, limit
         assert (
-            judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0]
+            judged(replace(several, further_peaks=(2,), further_kept=(2,)), **{limit: "2 B"})[0][0]
             is Outcome.PASS
         ), limit
 

@@ -101,7 +101,7 @@ def test_a_share_of_the_peak_without_meaning_is_a_failure(bench: Any, h100: Devi
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"footprint": 199 * MiB, "moved_bytes": MovedBytes(10**8, 10**8)},
-            "its footprint of 199 MiB is below 200 MiB, 4 x L2",
+            "its footprint is below 200 MiB, 4 x L2 (footprint 199 MiB)",
         ),
         ({"mode": "hot"}, "in hot mode"),
         ({"moved_bytes": MovedBytes(GiB, GiB, link=True)}, "cross the host link"),

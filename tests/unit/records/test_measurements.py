@@ -6,6 +6,7 @@ import pytest
 from measurements import measurement
 
 from pytest_gpumem.records.measurement import MovedBytes, Repeat
+from pytest_gpumem.reporting.row import asked_bandwidth
 
 PLACED = ((1e-3, 5e-3, 2e-3), (4e-3,))
 
@@ -40,7 +41,7 @@ def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes() 
         (900, MovedBytes(0, 0, declared=300), 9e5),
     ]:
         found = measurement(requested=requested, moved_bytes=traffic)
-        assert found.asked_bandwidth == (None if rate is None else pytest.approx(rate)), (
+        assert asked_bandwidth(found) == (None if rate is None else pytest.approx(rate)), (
             requested,
             traffic,
             rate,
