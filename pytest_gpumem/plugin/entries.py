@@ -145,13 +145,13 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
         session.groups = groups
 
 
-def write_json(config: pytest.Config) -> Path | None:
+def write_json(config: pytest.Config) -> None:
     """Write the `--benchmark-json` file where pytest-benchmark does not, with workers or if no
-    measurement passed: with its hooks, and without benchmarks. Returns the path if it was written.
+    measurement passed: with its hooks, and without benchmarks.
     """
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not session.json or session.benchmarks:
-        return None
+        return
     output: dict[str, Any] = config.hook.pytest_benchmark_generate_json(
         config=config,
         benchmarks=[],
@@ -164,9 +164,7 @@ def write_json(config: pytest.Config) -> Path | None:
     if not isinstance(target, (str, os.PathLike)):
         target.close()  # before pytest-benchmark 5.3 an open, still empty file
         target = target.name
-    path = Path(target)
-    write_whole(path, json.dumps(output, indent=4, allow_nan=False, default=str))
-    return path
+    write_whole(Path(target), json.dumps(output, indent=4, allow_nan=False, default=str))
 
 
 def _commit_info(config: pytest.Config) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +215,13 @@ class ExpectationFeature(Feature):
     def discharged(self, *, complete: bool) -> Iterator[Omission]:
         """What this session did not judge. `complete`: it collected all that it was to collect."""
         gpu = self._session
-        words = CommandLine(gpu.config)
         ends, lost = dict[str, Ending](), set[str]()
         for expectation in self._expected():
             nodeid = expectation.nodeid
             if expectation.what != ROW and nodeid in lost:
                 continue
             if nodeid not in ends:
-                ends[nodeid] = self._ended(nodeid, words, complete=complete)
+                ends[nodeid] = self._ended(nodeid, complete=complete)
             ended = ends[nodeid]
             if gpu.base is not None:
                 ended = against_base(ended, expectation, gpu.base, gpu.base_name)
@@ -247,16 +247,29 @@ class ExpectationFeature(Feature):
         why = f"UNDECIDED: {broken} raised by mistake"
         return replace(missing, status=UNDECIDED, reason=why)
 
-    def _ended(self, nodeid: str, words: CommandLine, *, complete: bool) -> Ending:
+    @cached_property
+    def _options(self) -> Any:
+        """The options of the command line, without those of the ini file."""
+        config = self._session.config
+        return config._parser.parse_known_args(words_of(config))
+
+    def _deselects(self, option: str, nodeid: str) -> bool:
+        """True if an option of the command line deselects a test."""
+        if option == "--deselect":
+            return nodeid.startswith(tuple(self._options.deselect or ()))
+        return bool(getattr(self._options, _VALUES.get(option, ""), None))
+
+    def _ended(self, nodeid: str, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""
         gpu, reports = self._session, self._session.rows.tests.get(nodeid)
+        config, options = gpu.config, self._options
         if reports is not None and reports.end is not None:
             if nodeid in gpu.unrun:
                 return Ending("did not run", gpu.unrun[nodeid])
             return Ending(reports.end, reports.explained)
         if nodeid in self._left_out:
             kind, name = self._left_out[nodeid]
-            by_words = kind == _PLUGIN or words.deselect(kind, nodeid)
+            by_words = kind == _PLUGIN or self._deselects(kind, nodeid)
             reason = f"deselected by {name}"
             if not by_words and kind != _PROJECT:
                 reason += " of the ini file"
@@ -266,13 +279,16 @@ class ExpectationFeature(Feature):
                 return Ending(how, why)
         if nodeid in self._selected or not complete:
             return Ending("not reached", "not reached")
-        if not any(name == "." or selects(name, nodeid) for name in words.tests):
-            reason = "not in the arguments" if words.name_tests else "outside of testpaths"
-            return Ending("not asked for", reason, words.name_tests)
-        if words.deselect("--deselect", nodeid):
+        names = [_as_nodeid(argument, config) for argument in config.args]
+        if not any(name == "." or selects(name, nodeid) for name in names):
+            by_words = bool(options.file_or_dir)
+            reason = "not in the arguments" if by_words else "outside of testpaths"
+            return Ending("not asked for", reason, by_words)
+        if self._deselects("--deselect", nodeid):
             return Ending("left out", "deselected by --deselect", by_words=True)
-        if words.ignored(nodeid):
-            return Ending("left out", "ignored", words.ignore)
+        if _ignored(nodeid, config):
+            by_words = bool(options.ignore or options.ignore_glob)
+            return Ending("left out", "ignored", by_words)
         return Ending("gone")
 
 
@@ -323,36 +339,19 @@ def _deselecting() -> list[str]:
     return [_PROJECT, "a hook"]
 
 
-class CommandLine:
-    """The words of the command line, without the options of the ini file."""
+def _ignored(nodeid: str, config: pytest.Config) -> bool:
+    """True if the file of a test, or a folder above it, is ignored."""
+    file = config.rootpath / nodeid.partition("::")[0]
+    for path in (file, *file.parents):
+        if path == config.rootpath:
+            break
+        if config.hook.pytest_ignore_collect(collection_path=path, config=config):
+            return True
+    return False
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._options = config._parser.parse_known_args(words_of(config))
-        self.name_tests = bool(self._options.file_or_dir)
-        """True if they name the tests; else the ini file does, or the folder is searched."""
-        self.ignore = bool(self._options.ignore or self._options.ignore_glob)
-        self.tests = [self._nodeid(argument) for argument in config.args]
-        """What is to be collected, as node ids."""
 
-    def deselect(self, option: str, nodeid: str) -> bool:
-        """True if an option among them deselects a test."""
-        if option == "--deselect":
-            return nodeid.startswith(tuple(self._options.deselect or ()))
-        return bool(getattr(self._options, _VALUES.get(option, ""), None))
-
-    def ignored(self, nodeid: str) -> bool:
-        config = self._config
-        file = config.rootpath / nodeid.partition("::")[0]
-        for path in (file, *file.parents):
-            if path == config.rootpath:
-                break
-            if config.hook.pytest_ignore_collect(collection_path=path, config=config):
-                return True
-        return False
-
-    def _nodeid(self, argument: str) -> str:
-        """An argument of the command line as a node id, which begins at the root folder."""
-        path, *names = argument.split("::")
-        file = os.path.relpath(self._config.invocation_params.dir / path, self._config.rootpath)
-        return "::".join((Path(file).as_posix(), *names))
+def _as_nodeid(argument: str, config: pytest.Config) -> str:
+    """An argument of the command line as a node id, which begins at the root folder."""
+    path, *names = argument.split("::")
+    file = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
+    return "::".join((Path(file).as_posix(), *names))

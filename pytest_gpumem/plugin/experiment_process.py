@@ -215,7 +215,7 @@ class Experiment:
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
         return {}  # unused, and py-cpuinfo starts a process for it, which takes a second
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True, optionalhook=True)
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_update_json(
         self, output_json: dict[str, Any]
     ) -> Generator[None, object, object]:
@@ -223,7 +223,7 @@ class Experiment:
         self._say(results=output_json.get("gpumem"))
         return result
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # within the wrapper that prints the summary
+    @pytest.hookimpl(wrapper=True)  # registered early: within the wrapper that prints the summary
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         # Before the summary, unless that alone says why the session failed.
         result = yield

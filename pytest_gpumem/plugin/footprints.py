@@ -49,9 +49,6 @@ class FootprintFeature(Feature):
                     watched.begin()
                 if watched.watches or watched.reads_waits:
                     state.watched = watched
-                if watched.trouble is not None:
-                    why = f"not watched from {item.nodeid} on: {watched.trouble}"
-                    self._session.remark_first("footprint", why)
         return NOTHING
 
     @contextmanager
@@ -105,10 +102,6 @@ class FootprintFeature(Feature):
             return
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
-        elif watched.shown and not footprint.driver_watched:
-            unseen = "; ".join(footprint.not_watched)
-            why = f"not all is watched from {item.nodeid} on: {unseen}"
-            self._session.remark_first("footprint", why)
         judge_the_end(item, watched, footprint)
 
 
@@ -119,6 +112,7 @@ class WaitFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
+        self._remarked = False  # the summary says why waits are not read
         if session.settings.waits and session.facts.simulated:
             session.remark(f"waits: {SIMULATED}")
 
@@ -136,8 +130,9 @@ class WaitFeature(Feature):
             counter.start()
         except NotCounted as why:
             watched.waits = Waits(not_read=str(why))
-            if counter is not None:
-                session.remark_first("waits", f"{why}, from {item.nodeid} on")
+            if counter is not None and not self._remarked:
+                self._remarked = True
+                session.remark(f"waits: {why}, from {item.nodeid} on")
             yield
             return
         watched.count_waits = counter.start

@@ -92,8 +92,8 @@ class GpuTest:
             budget = min(budget, session.ledger.share(self.item.nodeid))
         limit: AbstractContextManager[None] = nullcontext()
         if settings.timeout and not session.ranges.tool_attached():  # which may take much longer
-            deadline: Any = session.config.pluginmanager.getplugin("gpumem-deadline")
-            limit = deadline.limit(self.item, budget + settings.timeout)
+            isolation: Any = session.config.pluginmanager.getplugin("gpumem-isolation")
+            limit = isolation.limit(self.item, budget + settings.timeout)
         try:
             with limit:
                 yield budget

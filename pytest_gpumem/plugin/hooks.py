@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
+REFUSED: pytest.StashKey[str] = pytest.StashKey()
+"""Why a worker cannot take part."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,12 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
             try:
                 start(config, settings)
             except pytest.UsageError as error:
-                from pytest_gpumem.plugin.workers import Refusal, is_part
-
                 why = printable(str(error))  # it names files, which may be called anything
-                if not is_part(config):
+                if not hasattr(config, "workerinput"):
                     raise pytest.UsageError(why) from None
-                config.pluginmanager.register(Refusal(config, why), "gpumem-refusal")
+                config.stash[REFUSED] = why  # xdist swallows a worker's usage error
         return
     off = switched_off(os.environ)
     idle = []
@@ -152,6 +152,14 @@ def _settings(config: pytest.Config) -> Settings:
         )
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    why = session.config.stash.get(REFUSED, None)
+    if why is not None:
+        from pytest_gpumem.plugin.workers import refuse
+
+        refuse(session.config, why)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.warnings import catch_warnings_for_item
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 from platformdirs import user_runtime_path
@@ -60,11 +59,7 @@ _POLL = 0.5
 # Exclusive use of GPUs
 
 
-class LockUnusable(DeviceError):
-    """The lock cannot be used."""
-
-
-class GpuBusy(LockUnusable):
+class GpuBusy(DeviceError):
     """Another process uses the GPU for too long."""
 
 
@@ -95,7 +90,7 @@ class ExclusiveFeature(Feature):
     @contextmanager
     def use(self, item: pytest.Item) -> Iterator[None]:
         """Wait for the GPUs of a test: one, two with `peer_buffer`, or as many as its marker says.
-        Raises `LockUnusable`; `Unsupported`: the test needs more GPUs than there are.
+        Raises `DeviceError`; `Unsupported`: the test needs more GPUs than there are.
         """
         session = self._session
         gpus, facts = session.chosen.gpus, session.facts
@@ -137,7 +132,7 @@ def exclusive(
     """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
 
     `tell`: prints a line. `test`: named to others. `limit`: seconds of waiting for the same test.
-    Raises `LockUnusable`, or `GpuBusy` at the limit.
+    Raises `GpuBusy` at the limit; `DeviceError`: the lock cannot be used.
     """
     if facts.uuid is None:
         yield
@@ -168,7 +163,7 @@ def exclusive(
         holder.write_text(f"process {os.getpid()} ({test})", encoding="utf-8", errors="replace")
     except OSError as error:
         lock.release()
-        raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
+        raise DeviceError(f"the lock {path} cannot be used: {error.strerror or error}") from None
     try:
         yield
     finally:
@@ -183,7 +178,7 @@ def _user(holder: Path) -> str:
 
 
 def lock_file(uuid: str) -> Path:
-    """The lock of a GPU. Raises `LockUnusable`: others can replace it."""
+    """The lock of a GPU. Raises `DeviceError`: others can replace it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
         folder = user_runtime_path("gpumem", appauthor=False)
@@ -205,7 +200,7 @@ def lock_file(uuid: str) -> Path:
         place = error.filename or path
         trouble = f"{place} cannot be used: {error.strerror or error}"
     if trouble is not None:
-        raise LockUnusable(f"the GPU's lock: {trouble}; set XDG_RUNTIME_DIR to a folder of yours")
+        raise DeviceError(f"the GPU's lock: {trouble}; set XDG_RUNTIME_DIR to a folder of yours")
     return path
 
 
@@ -226,6 +221,11 @@ class IsolationFeature(Feature):
 
     def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session, self._folder = session, workers.folder
+        self._is_heard = bool((given(session.config) or {}).get("folder"))
+        """True in a worker on the machine of its controller, which reads its last words."""
+        self._stderr = os.dup(2)  # pytest does not capture the copy
+        self._hint: threading.Timer | None = None
+        session.config.add_cleanup(partial(os.close, self._stderr))
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
@@ -246,6 +246,47 @@ class IsolationFeature(Feature):
                 raise
         if error is not None:
             raise error
+
+    # Hangs
+
+    @contextmanager
+    def limit(self, item: pytest.Item, seconds: float) -> Iterator[None]:
+        """End this process if a block takes too long, unless pytest-timeout limits the test."""
+        if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
+            yield
+        elif self._is_heard:
+            file = last_words(self._folder, item.nodeid)
+            with file.open("wb") as stacks:
+                faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)
+                try:
+                    yield
+                finally:
+                    faulthandler.cancel_dump_traceback_later()
+                    file.unlink(missing_ok=True)
+        else:
+            self._hint = threading.Timer(seconds, self._end, [item.nodeid, seconds])
+            self._hint.daemon = True
+            self._hint.start()
+            latest = seconds + _INTERPRETER_SECONDS
+            faulthandler.dump_traceback_later(latest, exit=True, file=self._stderr)
+            try:
+                yield
+            finally:
+                self.pytest_enter_pdb()
+
+    def pytest_enter_pdb(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        if self._hint is not None:
+            self._hint.cancel()
+
+    def _end(self, nodeid: str, seconds: float) -> None:
+        hint = (
+            f"\ngpumem: {nodeid}: a measurement did not end within {seconds:g} s "
+            "(--gpumem-timeout), and the process ends. Rows that were not saved are lost; "
+            "with --gpumem-isolate only this test fails.\n"
+        )
+        os.write(self._stderr, hint.encode(errors="backslashreplace"))
+        faulthandler.dump_traceback_later(0.001, exit=True, file=self._stderr)
 
     # In a worker
 
@@ -301,10 +342,8 @@ class LeftoverFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._running: pytest.Item | None = None  # the test that has begun, until it is settled
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
-        self._running = item
         if self._session.watch is not None:
             self._session.watch.begin()
         return NOTHING
@@ -314,7 +353,7 @@ class LeftoverFeature(Feature):
         try:
             yield
         except ENDS:
-            raise  # the session's end looks
+            raise  # with the session, the process's context ends
         except BaseException:
             self._settle(item)
             raise
@@ -332,22 +371,8 @@ class LeftoverFeature(Feature):
         yield
         watch.keep(fixturedef, before)
 
-    def end(self, session: pytest.Session) -> None:
-        """Tear down a test that was interrupted, as pytest is about to, and look at it."""
-        session._setupstate.teardown_exact(None)
-        item = self._running
-        if item is None:
-            return
-        recording = NOTHING
-        if session.config.pluginmanager.hasplugin("warnings"):
-            recording = catch_warnings_for_item(session.config, item.ihook, "runtest", item)
-        # The session ends anyway, also where warnings are errors.
-        with recording, suppress(Warning, DeviceError, pytest.fail.Exception):
-            self._settle(item)
-
     def _settle(self, item: pytest.Item) -> None:
         """Restore the state that the test changed, and warn of it, or fail by it under strict."""
-        self._running = None
         try:
             self._session.wait(item)
         except ContextLost:
@@ -379,52 +404,3 @@ def _without_pytest(stacks: str) -> str:
         if not outside:
             lines.append(line)
     return "\n".join(lines)
-
-
-class Deadline:
-    """Ends this process if a measurement takes too long."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._folder = (given(config) or {}).get("folder")
-        self._stderr = os.dup(2)  # pytest does not capture the copy
-        self._hint: threading.Timer | None = None
-        config.add_cleanup(partial(os.close, self._stderr))
-
-    @contextmanager
-    def limit(self, item: pytest.Item, seconds: float) -> Iterator[None]:
-        """Limit the time of a block, unless pytest-timeout limits the test."""
-        if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
-            yield
-        elif self._folder:
-            file = last_words(self._folder, item.nodeid)
-            with file.open("wb") as stacks:
-                faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)
-                try:
-                    yield
-                finally:
-                    faulthandler.cancel_dump_traceback_later()
-                    file.unlink(missing_ok=True)
-        else:
-            self._hint = threading.Timer(seconds, self._end, [item.nodeid, seconds])
-            self._hint.daemon = True
-            self._hint.start()
-            latest = seconds + _INTERPRETER_SECONDS
-            faulthandler.dump_traceback_later(latest, exit=True, file=self._stderr)
-            try:
-                yield
-            finally:
-                self.pytest_enter_pdb()
-
-    def pytest_enter_pdb(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        if self._hint is not None:
-            self._hint.cancel()
-
-    def _end(self, nodeid: str, seconds: float) -> None:
-        hint = (
-            f"\ngpumem: {nodeid}: a measurement did not end within {seconds:g} s "
-            "(--gpumem-timeout), and the process ends. Rows that were not saved are lost; "
-            "with --gpumem-isolate only this test fails.\n"
-        )
-        os.write(self._stderr, hint.encode(errors="backslashreplace"))
-        faulthandler.dump_traceback_later(0.001, exit=True, file=self._stderr)

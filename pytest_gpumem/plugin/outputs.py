@@ -25,7 +25,6 @@ from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.expecting import ExpectationFeature
-from pytest_gpumem.plugin.isolation import LeftoverFeature
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
@@ -59,12 +58,10 @@ class OutputFeature(Feature):
         gpu: GpuSession,
         expectations: ExpectationFeature,
         verdicts: VerdictFeature,
-        leftovers: LeftoverFeature,
         workers: Workers,
     ) -> None:
         self._gpu = gpu
-        self._expectations, self._verdicts = expectations, verdicts
-        self._leftovers, self._workers = leftovers, workers
+        self._expectations, self._verdicts, self._workers = expectations, verdicts, workers
         if not gpu.is_part:  # a worker shows nothing, and writes no file
             _check_files(gpu)
         gpu.config.add_cleanup(self._silence_tracebacks)  # after pytest has put back its hook
@@ -102,12 +99,7 @@ class OutputFeature(Feature):
         """Judge what waits for the end; return whether the session fails by it."""
         config = session.config
         try:
-            self._leftovers.end(session)
             return self._verdicts.end()
-        except (KeyboardInterrupt, pytest.exit.Exception) as error:
-            information = pytest.ExceptionInfo.from_exception(error)
-            config.hook.pytest_keyboard_interrupt(excinfo=information)
-            session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
         except Exception as error:
             config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -271,14 +263,10 @@ def _write(gpu: GpuSession, *, complete: bool) -> bool:
     written = True
     if anything:
         try:
-            path = entries.write_json(gpu.config)
+            entries.write_json(gpu.config)
         except OSError as error:
             _cannot_save(gpu, error)
             written = False
-        else:
-            if path is not None:
-                statistics = "pytest-benchmark's own statistics are off or empty"
-                gpu.remark(f"wrote {path} ({statistics})")
     if gpu.settings.save:
         try:
             for line in _save(gpu, complete=complete):

@@ -132,11 +132,6 @@ class GpuSession:
     def remark(self, *lines: str) -> None:
         self.remarks.extend(lines)
 
-    def remark_first(self, topic: str, why: str) -> None:
-        """Add a remark unless there is one on this topic."""
-        if not any(remark.startswith(f"{topic}: ") for remark in self.remarks):
-            self.remark(f"{topic}: {why}")
-
     @property
     def evidence(self) -> bool:
         """True if what each row runs is recorded."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.baselines.store import devices
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.kinds import DeviceError, NoDevice
 from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import UserError
@@ -18,11 +18,9 @@ from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
 from pytest_gpumem.plugin.isolation import (
-    Deadline,
     ExclusiveFeature,
     IsolationFeature,
     LeftoverFeature,
-    LockUnusable,
     lock_file,
 )
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
@@ -69,24 +67,24 @@ def start(config: pytest.Config, settings: Settings) -> None:
         unwritable = session.store.unwritable() if saves else None
         if unwritable is not None:
             raise UserError(f"{settings.origins['save']}: {unwritable}")
-    except (UserError, LockUnusable) as error:
+    except (UserError, DeviceError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
     workers = Workers(config, settings, chosen, place, base)
     workers.carry("broken", lambda: session.broken, session.broken.update)
     expectations = ExpectationFeature(session, workers)
-    verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)
+    verdicts = VerdictFeature(session)
     features: list[Feature] = [  # in the order in which they enter a phase
         expectations,
         verdicts,
         ExclusiveFeature(session),
         IsolationFeature(session, workers),
         FootprintFeature(session),
-        leftovers,
+        LeftoverFeature(session),
         AdoptionFeature(session, workers),
         WaitFeature(session),
-        OutputFeature(session, expectations, verdicts, leftovers, workers),
+        OutputFeature(session, expectations, verdicts, workers),
     ]
     if settings.processes > 1:
         from pytest_gpumem.plugin.repeating import RepeatFeature
@@ -95,7 +93,6 @@ def start(config: pytest.Config, settings: Settings) -> None:
     plugins = config.pluginmanager
     plugins.register(session, SESSION_PLUGIN)
     plugins.register(RunningHooks(features, session.broken))
-    plugins.register(Deadline(config), "gpumem-deadline")
     plugins.register(workers)
     plugins.register(entries.BenchmarkFiles(session))
     for feature in features:

@@ -170,17 +170,12 @@ class Workers:
                 receive(sent[key])
 
 
-class Refusal:
-    """Ends a worker that cannot take part before it collects. xdist swallows its usage error, so
-    the controller raises it before any worker runs a test.
+def refuse(config: pytest.Config, why: str) -> NoReturn:
+    """End a worker that cannot take part. The controller raises the usage error before any worker
+    runs a test.
     """
-
-    def __init__(self, config: pytest.Config, why: str) -> None:
-        self._config, self._why = config, why
-
-    def pytest_collection(self) -> NoReturn:
-        self._config.workeroutput[_KEY] = {_REFUSED: self._why}  # type: ignore[attr-defined]
-        raise pytest.exit.Exception(self._why, returncode=pytest.ExitCode.USAGE_ERROR)
+    config.workeroutput[_KEY] = {_REFUSED: why}  # type: ignore[attr-defined]
+    raise pytest.exit.Exception(why, returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 # What the controller tells its workers

@@ -12,9 +12,10 @@ import pytest
 from filelock import FileLock
 from msgspec.structs import replace
 
+from pytest_gpumem.devices.kinds import DeviceError
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.plugin import isolation as module
-from pytest_gpumem.plugin.isolation import GpuBusy, LockUnusable, exclusive, lock_file
+from pytest_gpumem.plugin.isolation import GpuBusy, exclusive, lock_file
 
 FACTS = choose("sim:h100").facts
 GPU = replace(FACTS, uuid="GPU-1234")
@@ -66,20 +67,20 @@ def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouche
     lock = lock_file("GPU-1234")
     lock.unlink()
     lock.symlink_to(precious)
-    with pytest.raises(LockUnusable, match=r"GPU-1234\.lock"), hold():
+    with pytest.raises(DeviceError, match=r"GPU-1234\.lock"), hold():
         pass
     assert precious.read_text() == "kept"
 
 
 def test_a_folder_that_others_can_replace_is_refused(runtime: Path, tmp_path: Path) -> None:
     runtime.chmod(0o777)
-    with pytest.raises(LockUnusable, match="other users can write to"):
+    with pytest.raises(DeviceError, match="other users can write to"):
         lock_file("GPU-1234")
     runtime.chmod(0o700)
     (runtime / "gpumem").rmdir()
     (tmp_path / "theirs").mkdir()
     (runtime / "gpumem").symlink_to(tmp_path / "theirs")
-    with pytest.raises(LockUnusable, match="is no folder"):
+    with pytest.raises(DeviceError, match="is no folder"):
         lock_file("GPU-1234")
 
 
