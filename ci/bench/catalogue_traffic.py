@@ -26,7 +26,7 @@ from record_file import record_parser, write_record
 
 from pytest_gpumem.judging.limits import no_share_of_peak
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.nsight.ncu import ProfiledLaunch, count_launches
+from pytest_gpumem.nsight.ncu import ProfiledKernel, count_launches
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -44,7 +44,7 @@ METRICS = {"reads": "dram__bytes_read.sum", "writes": "dram__bytes_write.sum"}
 Record = dict[str, Any]
 
 
-def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[ProfiledLaunch]]:
+def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[ProfiledKernel]]:
     """Run the cases under Nsight Compute: their results, and the measured launches."""
 
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -60,7 +60,7 @@ def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[
     return document, launches
 
 
-def of_one_launch(launches: Sequence[ProfiledLaunch]) -> Record | None:
+def of_one_launch(launches: Sequence[ProfiledKernel]) -> Record | None:
     """The bytes that one launch of a measurement moves; None if one was not counted."""
     sums = {}
     for name, metric in METRICS.items():
@@ -72,7 +72,7 @@ def of_one_launch(launches: Sequence[ProfiledLaunch]) -> Record | None:
     return sums
 
 
-def record_of(row: Row, launches: Sequence[ProfiledLaunch], facts: DeviceFacts) -> Record:
+def record_of(row: Row, launches: Sequence[ProfiledKernel], facts: DeviceFacts) -> Record:
     """The declared and the counted bytes of a row, and how they compare."""
     plain: Record = {"key": row.key, "nodeid": row.nodeid, "moved_bytes": None, "dram_bytes": None}
     measurement = row.measurement

@@ -9,9 +9,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
+from typing import Final, Literal
 
 from msgspec import to_builtins
 
@@ -31,18 +31,17 @@ from pytest_gpumem.units import QuantityError, short_bytes
 SCHEMA = 3  # version of the layout of the JSON
 
 
-class Status(str, Enum):
-    OK = "OK"
-    WARNING = "warning"  # it works with a restriction, or only some features need what is missing
-    FAILURE = "failure"  # until this is repaired, a GPU cannot be measured reliably
-
+Status = Literal["OK", "warning", "failure"]
+OK: Final = "OK"
+WARNING: Final = "warning"  # it works with a restriction, or few features need what is missing
+FAILURE: Final = "failure"  # until this is repaired, a GPU cannot be measured reliably
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # distributions of CuPy; the last one of any CUDA
-PACKAGES = (
-    ("cuda-bindings", "cuda", Status.FAILURE, "no GPU can be used without it"),
-    ("cupti-python", "cupti", Status.WARNING, "page faults, migrations and peaks are not counted"),
-    ("nvidia-ml-py", "", Status.WARNING, "no clocks, throttle reasons and other processes"),
-    ("nvtx", "", Status.WARNING, "no named ranges in Nsight's tools"),
+PACKAGES: tuple[tuple[str, str, Status, str], ...] = (
+    ("cuda-bindings", "cuda", FAILURE, "no GPU can be used without it"),
+    ("cupti-python", "cupti", WARNING, "page faults, migrations and peaks are not counted"),
+    ("nvidia-ml-py", "", WARNING, "no clocks, throttle reasons and other processes"),
+    ("nvtx", "", WARNING, "no named ranges in Nsight's tools"),
 )
 """Distribution, our extra for each CUDA, status without it, and what is lost."""
 COUNTERS = Path("/proc/driver/nvidia/params")  # says who may read hardware counters
@@ -67,7 +66,7 @@ def gpu_checks(
     if facts is None:
         yield _missing_gpu(reason, card)
     else:
-        yield Fact("GPU", Status.OK, device_text(facts))
+        yield Fact("GPU", OK, device_text(facts))
         yield from _abilities(facts)
     if card is not None:
         yield _throttling(card)
@@ -75,7 +74,7 @@ def gpu_checks(
     elif facts is not None:
         detail = f"clocks, throttling and other processes cannot be read: {unseen}"
         remedy = "pip install nvidia-ml-py; in a container: NVIDIA_DRIVER_CAPABILITIES=utility"
-        yield Fact("state of the GPU", Status.WARNING, detail, remedy)
+        yield Fact("state of the GPU", WARNING, detail, remedy)
 
 
 def _missing_gpu(reason: str, card: Card | None) -> Fact:
@@ -84,44 +83,44 @@ def _missing_gpu(reason: str, card: Card | None) -> Fact:
         remedy = "install the driver; in a container, start it with GPU access (--gpus all)"
     elif card.mig:
         remedy = "name a MIG instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)"
-    return Fact("GPU", Status.FAILURE, reason, remedy)
+    return Fact("GPU", FAILURE, reason, remedy)
 
 
 def _abilities(facts: DeviceFacts) -> Iterator[Fact]:
     if facts.mps:
         detail = "a server runs: its other clients disturb every measurement"
         remedy = "stop it while measuring: echo quit | nvidia-cuda-mps-control"
-        yield Fact("MPS", Status.WARNING, detail, remedy)
+        yield Fact("MPS", WARNING, detail, remedy)
     if facts.persists:
         most = short_bytes(facts.persisting_l2_max_bytes)
-        yield Fact("persisting L2", Status.OK, f"up to {most} can be set aside")
+        yield Fact("persisting L2", OK, f"up to {most} can be set aside")
     else:
         detail = "not on this GPU: tests of persisting_stream skip"
         remedy = "measure it on a whole GPU of compute capability 8.0 or newer"
-        yield Fact("persisting L2", Status.WARNING, detail, remedy)
+        yield Fact("persisting L2", WARNING, detail, remedy)
     why = no_migration(facts)
     if why is None:
-        yield Fact("managed memory", Status.OK, "pages migrate on demand, prefetch works")
+        yield Fact("managed memory", OK, "pages migrate on demand, prefetch works")
     else:
         remedy = "measure managed memory on bare Linux, on a GPU that can"
-        yield Fact("managed memory", Status.WARNING, f"{why}; its tests skip", remedy)
+        yield Fact("managed memory", WARNING, f"{why}; its tests skip", remedy)
 
 
 def _throttling(card: Card) -> Fact:
     if card.throttle_reasons is None:
-        return Fact("throttling", Status.OK, _UNKNOWN)
+        return Fact("throttling", OK, _UNKNOWN)
     if not card.throttle_reasons:
-        return Fact("throttling", Status.OK, "none")
+        return Fact("throttling", OK, "none")
     detail = f"slowed now by {', '.join(card.throttle_reasons)}"
     remedy = "wait until the GPU is idle and cool; for hw_ reasons check cooling and power supply"
-    return Fact("throttling", Status.WARNING, detail, remedy)
+    return Fact("throttling", WARNING, detail, remedy)
 
 
 def _processes(card: Card) -> Fact:
     if card.processes is None:
-        return Fact("other processes", Status.OK, _UNKNOWN)
+        return Fact("other processes", OK, _UNKNOWN)
     if not card.processes:
-        return Fact("other processes", Status.OK, "none")
+        return Fact("other processes", OK, "none")
     names = []
     for process in card.processes:
         details = [process.name or "unknown program"]
@@ -130,7 +129,7 @@ def _processes(card: Card) -> Fact:
         names.append(f"pid {process.pid} ({', '.join(details)})")
     detail = f"on the GPU: {', '.join(names)}; rows measured beside them are UNDECIDED"
     remedy = "end them, or measure on another GPU (--gpumem-device=cuda:N)"
-    return Fact("other processes", Status.WARNING, detail, remedy)
+    return Fact("other processes", WARNING, detail, remedy)
 
 
 def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
@@ -140,13 +139,13 @@ def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
     major = ""
     if len(cupy) == 1:
         major = cupy[0].removeprefix("cupy").removeprefix("-cuda").removesuffix("x")
-        yield Fact("CuPy", Status.OK, listed)
+        yield Fact("CuPy", OK, listed)
     elif cupy:
         remedy = f"pip uninstall -y {' '.join(cupy)}; {_install('cuda', '')}"
-        yield Fact("CuPy", Status.FAILURE, f"{listed} overwrite each other", remedy)
+        yield Fact("CuPy", FAILURE, f"{listed} overwrite each other", remedy)
     else:
         detail = "no GPU can be used without it"
-        yield Fact("CuPy", Status.FAILURE, detail, _install("cuda", ""))
+        yield Fact("CuPy", FAILURE, detail, _install("cuda", ""))
     for name, extra, status, lost in PACKAGES:
         version = versions.get(name)
         remedy = _install(extra, major) if extra else f"pip install {name}"
@@ -154,9 +153,9 @@ def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
             yield Fact(name, status, lost, remedy)
         elif extra and major and version.partition(".")[0] != major:
             detail = f"{version} is not for CUDA {major}, which CuPy uses"
-            yield Fact(name, Status.WARNING, detail, remedy)
+            yield Fact(name, WARNING, detail, remedy)
         else:
-            yield Fact(name, Status.OK, version)
+            yield Fact(name, OK, version)
 
 
 def _install(extra: str, major: str) -> str:
@@ -174,15 +173,15 @@ def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:
         except NoAnswer as missing:
             detail, _, remedy = str(missing).partition("; looked on")[0].partition(": ")
             remedy = remedy or f"install {tool.title} ({tool.source})"
-            yield Fact(tool.program, Status.WARNING, detail, remedy)
+            yield Fact(tool.program, WARNING, detail, remedy)
             continue
-        yield Fact(tool.program, Status.OK, str(path))
+        yield Fact(tool.program, OK, str(path))
     restricted = re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE)
     if restricted:
         remedy = (
             f"load the module with NVreg_RestrictProfilingToAdminUsers=0: {tools.COUNTERS_DOCUMENT}"
         )
-        yield Fact("counters", Status.WARNING, "for administrators only: ncu fails", remedy)
+        yield Fact("counters", WARNING, "for administrators only: ncu fails", remedy)
 
 
 def _read(path: Path) -> str:
@@ -262,7 +261,7 @@ def _summary(facts: DeviceFacts | None, checks: list[Fact]) -> str:
             "Nothing can be measured here: tests run on the simulated device, "
             "whose times come from a model."
         )
-    failures = [check.name for check in checks if check.status is Status.FAILURE]
+    failures = [check.name for check in checks if check.status == FAILURE]
     if failures:
         return f"{facts.name} cannot be measured reliably until this is repaired: " + ", ".join(
             failures
@@ -275,7 +274,7 @@ def text(report: Report, width: int) -> list[str]:
     names = max(len(check.name) for check in report.checks)
     lines = []
     for check in report.checks:
-        first = f"{check.status.value:<7}  {check.name:<{names}}  "
+        first = f"{check.status:<7}  {check.name:<{names}}  "
         lines += hanging(first, printable(check.detail), width)
         if check.remedy:
             lines += hanging(" " * len(first) + "-> ", printable(check.remedy), width)

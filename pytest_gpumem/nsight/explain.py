@@ -11,7 +11,7 @@ from pytest_gpumem.devices.kinds import NoDevice
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.nsight import ncu, tools
-from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, ProfiledKernel, ProfiledLaunch
+from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, ProfiledKernel
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, for_a_part, pytest_command
@@ -79,8 +79,8 @@ def _count(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     echo: Callable[[str], object],
-    under_tool: Callable[..., tuple[list[ProfiledLaunch], int]],
-) -> list[tuple[list[ProfiledLaunch], int]]:
+    under_tool: Callable[..., tuple[list[ProfiledKernel], int]],
+) -> list[tuple[list[ProfiledKernel], int]]:
     """The launches and the exit code of each side."""
     counts = []
     head = sides[HEAD]

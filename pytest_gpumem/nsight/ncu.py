@@ -70,22 +70,13 @@ METRICS = sum((counter.metrics for counter in COUNTERS), TIME.metrics)
 
 
 @dataclass(frozen=True)
-class ProfiledLaunch:
-    """A measured launch, with its metrics in bytes, nanoseconds, percent and counts."""
+class ProfiledKernel:
+    """A kernel in a measurement: a launch, or all of them with means. Metrics are in bytes,
+    nanoseconds, percent and counts."""
 
     test: str  # name of the test's range
     label: str  # of the measurement in its range; empty without one
-    kernel: str  # demangled
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ProfiledKernel:
-    """All measured launches of a kernel in a measurement, with means by launch."""
-
-    test: str
-    label: str
-    name: str
+    name: str  # demangled
     launches: int
     metrics: Mapping[str, float]
 
@@ -103,19 +94,20 @@ class ProfiledKernel:
         return total
 
 
-def kernels_of(launches: Iterable[ProfiledLaunch]) -> list[ProfiledKernel]:
+def kernels_of(launches: Iterable[ProfiledKernel]) -> list[ProfiledKernel]:
     """The kernels of each measurement, without metrics that a launch lacks."""
-    groups: dict[tuple[str, str, str], list[ProfiledLaunch]] = {}
+    groups: dict[tuple[str, str, str], list[ProfiledKernel]] = {}
     for launch in launches:
-        groups.setdefault((launch.test, launch.label, launch.kernel), []).append(launch)
+        groups.setdefault((launch.test, launch.label, launch.name), []).append(launch)
     kernels = []
     for key, group in groups.items():
+        count = sum(launch.launches for launch in group)
         means = {}
         for metric in group[0].metrics:
-            values = [launch.metrics[metric] for launch in group if metric in launch.metrics]
-            if len(values) == len(group):
-                means[metric] = sum(values) / len(values)
-        kernels.append(ProfiledKernel(*key, len(group), means))
+            if all(metric in launch.metrics for launch in group):
+                total = sum(launch.metrics[metric] * launch.launches for launch in group)
+                means[metric] = total / count
+        kernels.append(ProfiledKernel(*key, count, means))
     return kernels
 
 
@@ -136,7 +128,7 @@ _UNITS = (
 )
 
 
-def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledLaunch]:
+def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledKernel]:
     """The measured launches of `ncu --csv --page raw --print-units base` among other output. Raises
     `FileError`: it is no such page, or a figure or its unit is unknown."""
     lines = page.splitlines()
@@ -162,7 +154,7 @@ def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledL
         place = place_of(stack)
         if place is not None:
             figures = _figures(row, units, metrics)
-            launches.append(ProfiledLaunch(*place, row["Kernel Name"], figures))
+            launches.append(ProfiledKernel(*place, row["Kernel Name"], 1, figures))
     return launches
 
 
@@ -207,7 +199,7 @@ def count_launches(
     *,
     folder: Path | None = None,
     metrics: Sequence[str] = METRICS,
-) -> tuple[list[ProfiledLaunch], int]:
+) -> tuple[list[ProfiledKernel], int]:
     """Run pytest's `command` under Nsight Compute: the measured launches, and pytest's exit code.
     Raises `CountersForbidden`, or `NoAnswer`: nothing was counted."""
     program = find(NCU, environment)
@@ -265,8 +257,8 @@ def time_launches(
     echo: Callable[[str], object],
     *,
     folder: Path | None = None,
-) -> tuple[list[ProfiledLaunch], int]:
-    """As `count_launches`, under Nsight Systems: each launch has the mean time of its kernel."""
+) -> tuple[list[ProfiledKernel], int]:
+    """As `count_launches`, under Nsight Systems: each kernel with its launches and mean time."""
     program = find(NSYS, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         report = Path(scratch, f"run{NSYS.report}")
@@ -281,7 +273,7 @@ def time_launches(
     return launches, traced.exit_code
 
 
-def read_times(page: str) -> list[ProfiledLaunch]:
+def read_times(page: str) -> list[ProfiledKernel]:
     lines = page.splitlines()
     while lines and not lines[0].startswith("NVTX Range,"):
         del lines[0]
@@ -293,9 +285,8 @@ def read_times(page: str) -> list[ProfiledLaunch]:
         if domain != DOMAIN or place is None or not kernel or not count or not mean:
             continue
         try:
-            launches += [ProfiledLaunch(*place, kernel, {TIME.metrics[0]: float(mean)})] * int(
-                count
-            )
+            time = {TIME.metrics[0]: float(mean)}
+            launches.append(ProfiledKernel(*place, kernel, int(count), time))
         except ValueError:
             continue
     return launches

@@ -14,7 +14,16 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.doctor import Fact, Status, find, gpu_checks, package_checks, tool_checks
+from pytest_gpumem.doctor import (
+    FAILURE,
+    OK,
+    WARNING,
+    Fact,
+    find,
+    gpu_checks,
+    package_checks,
+    tool_checks,
+)
 from pytest_gpumem.records.device import Card, CardProcess
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0")
@@ -42,7 +51,7 @@ def test_a_whole_machine_is_fine(tmp_path: Path) -> None:
         *tool_checks({"PATH": str(tmp_path)}),
     ]
     named = [check for check in checks if check.name != "counters"]
-    assert all(check.status is Status.OK and not check.remedy for check in named), checks
+    assert all(check.status == OK and not check.remedy for check in named), checks
     assert by_name(checks)["ncu"].detail == str(tmp_path / "ncu")
 
 
@@ -56,7 +65,7 @@ def test_what_disturbs_a_measurement_is_named_with_who_else_has_the_gpu() -> Non
     checks = by_name(gpu_checks(replace(H100, mps=True), "", card, ""))
     assert "pid 41 (python, 2 GiB)" in checks["other processes"].detail
     assert "sw_power_cap" in checks["throttling"].detail
-    assert checks["MPS"].status is Status.WARNING
+    assert checks["MPS"].status == WARNING
 
 
 def test_without_a_gpu_the_next_step_is_named() -> None:
@@ -66,7 +75,7 @@ def test_without_a_gpu_the_next_step_is_named() -> None:
         (replace(CARD, mig=True), "CUDA_VISIBLE_DEVICES"),
     ]:
         check = by_name(gpu_checks(None, "no CUDA device 0", card, "no library"))["GPU"]
-        assert check.status is Status.FAILURE, card
+        assert check.status == FAILURE, card
         assert check.detail.startswith("no CUDA device 0"), card
         assert remedy in check.remedy, card
 
@@ -85,7 +94,7 @@ def test_a_missing_package_has_the_command_that_brings_it() -> None:
     for changes, name, detail, remedy in cases:
         versions = {key: value for key, value in (INSTALLED | changes).items() if value is not None}
         check = by_name(package_checks(versions))[name]
-        assert check.status is not Status.OK, changes
+        assert check.status != OK, changes
         assert detail in check.detail, changes
         assert remedy in check.remedy, changes
 

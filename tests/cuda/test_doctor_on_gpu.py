@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_gpumem.doctor import Status, examine, text
+from pytest_gpumem.doctor import OK, examine, text
 
 
 def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
@@ -18,6 +18,6 @@ def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
     assert card.name == facts.name
     for name in ("GPU", "CuPy", "cuda-bindings", "nvidia-ml-py"):
         (check,) = [check for check in report.checks if check.name == name]
-        assert check.status is Status.OK, check
+        assert check.status == OK, check
     assert text(report, 200)[-1].startswith("This machine can measure on ")
     json.dumps(report.to_json(), allow_nan=False)
