@@ -34,7 +34,7 @@ from pytest_gpumem.judging.limits import EXACT, exact_count, relative
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row, covers
+from pytest_gpumem.records.row import Row, key_of, selects
 from pytest_gpumem.records.schema import FileError, from_plain
 from pytest_gpumem.result_files import content, parsed
 from pytest_gpumem.revisions import files_at
@@ -286,6 +286,16 @@ def command(row: Row) -> str:
             what = f"{change.figure}={what}"
         words += ["--change", what]
     return f"{shlex.join(words)} --reason '...'"
+
+
+def covers(name: str, key: str) -> bool:
+    """True if a name is a row's key, or a node id that selects the row's test."""
+    of_test = key_of(name, "")
+    if key in (name, of_test):  # a key "t.py::a[label]", or a test "t.py::a" without a label
+        return True
+    if key.startswith(f"{of_test}["):  # a test "t.py::a" with any label
+        return True
+    return selects(name, key)  # "t.py", a folder, a class
 
 
 def _digest(value: object) -> str:

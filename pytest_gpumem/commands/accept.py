@@ -22,6 +22,7 @@ from pytest_gpumem.baselines.acceptances import (
 )
 from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.gate import FOLDER, RESULTS
+from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
@@ -149,7 +150,7 @@ def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
         changes: Iterable[AcceptedChange] = ()
         if isinstance(result, Row):
             changes = changes_of(result)
-        elif result.possibly_intended:
+        elif possibly_intended(result):
             changes = [AcceptedChange(result.key, "removed")]
         for change in changes:
             changed.setdefault(result.nodeid, []).append(change)

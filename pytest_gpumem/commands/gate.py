@@ -32,6 +32,7 @@ from pytest_gpumem.commands import (
 )
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
@@ -264,7 +265,7 @@ def _advice(
         for accepted in changes_of(row):
             if left_out.of(row.key, accepted.figure) is None:
                 tests.append(row.nodeid)
-    lost = [omission.nodeid for omission in conclusion.missing if omission.possibly_intended]
+    lost = [omission.nodeid for omission in conclusion.missing if possibly_intended(omission)]
     names = renamed(conclusion)
     loosened: dict[str, list[str]] = {}
     for change in gate.looser:

@@ -291,6 +291,12 @@ def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
     return failing
 
 
+def possibly_intended(omission: Omission) -> bool:
+    """True if it is lost, and no failure or crash is the reason."""
+    by_failure = omission.how in ("failed", "did not run", "not collected", "not reached")
+    return omission.status == LOST and not by_failure
+
+
 def may_be_excused(omission: Omission) -> bool:
     # What the baseline holds, this GPU measured.
     return omission.skipped and omission.what != ROW

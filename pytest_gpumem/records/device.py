@@ -7,7 +7,7 @@ import re
 from msgspec import field
 
 from pytest_gpumem.records.record import Record
-from pytest_gpumem.units import ShownError, format_rate
+from pytest_gpumem.units import ShownError
 
 
 class UnknownPeak(ShownError, ValueError):
@@ -89,10 +89,6 @@ class DeviceFacts(Record, frozen=True):
     def persists(self) -> bool:
         """True if it has persisting L2, which a MIG instance has not."""
         return self.persisting_l2_max_bytes > 0 and self.mig_profile is None
-
-    def __repr__(self) -> str:
-        peak = format_rate(self.dram_peak) if self.dram_peak else "unknown"
-        return f"<DeviceFacts {self.name}, peak {peak}{', simulated' if self.simulated else ''}>"
 
     @property
     def key(self) -> str:

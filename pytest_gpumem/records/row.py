@@ -187,12 +187,6 @@ class Omission(Record, frozen=True):
     how: How = "gone"  # How its test ended
 
     @property
-    def possibly_intended(self) -> bool:
-        """True if it is lost, and no failure or crash is the reason."""
-        by_failure = self.how in ("failed", "did not run", "not collected", "not reached")
-        return self.status == LOST and not by_failure
-
-    @property
     def key(self) -> str:
         """As `Row.key`."""
         return key_of(self.nodeid, self.label)
@@ -205,16 +199,6 @@ def selects(name: str, nodeid: str) -> bool:
         not name.endswith("]")
         and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
     )
-
-
-def covers(name: str, key: str) -> bool:
-    """True if a name is a row's key, or a node id that selects the row's test."""
-    of_test = key_of(name, "")
-    if key in (name, of_test):  # a key "t.py::a[label]", or a test "t.py::a" without a label
-        return True
-    if key.startswith(f"{of_test}["):  # a test "t.py::a" with any label
-        return True
-    return selects(name, key)  # "t.py", a folder, a class
 
 
 def key_of(nodeid: str, label: str) -> str:

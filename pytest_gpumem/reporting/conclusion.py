@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import LOST, Omission, Past, Row
+from pytest_gpumem.records.row import Omission, Past, Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, why_lines, worst_first
 from pytest_gpumem.reporting.table import remedies
@@ -106,7 +107,7 @@ def renamed(conclusion: Conclusion) -> dict[str, str]:
     names_now = {}
     for omission in conclusion.missing:
         names = new.get(omission.nodeid.partition("::")[0], [])
-        if omission.status == LOST and omission.possibly_intended and len(set(names)) == 1:
+        if possibly_intended(omission) and len(set(names)) == 1:
             names_now[omission.nodeid] = names[0]
     return names_now
 

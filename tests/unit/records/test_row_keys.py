@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
-from pytest_gpumem.records.row import covers, key_of, selects
+from pytest_gpumem.baselines.acceptances import covers
+from pytest_gpumem.records.row import key_of, selects
 
 TEST = "tests/test_a.py::test_x"
 
