@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -45,7 +44,6 @@ from pytest_gpumem.kernels.kernel import LaunchShape
 
 _WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
 _THREAD_LOCAL = R.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-_RELAXED = R.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
 _KERNEL = R.cudaGraphNodeType.cudaGraphNodeTypeKernel
 _IDLE = (
     R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord,
@@ -66,16 +64,6 @@ _CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer
 class CudaGraph:
     executable: Any
     template: Any  # the graph that it was made from, whose nodes can be read
-
-
-@contextmanager
-def _relaxed() -> Iterator[None]:
-    """Allow `cudaMalloc` in a capture."""
-    before = check(R.cudaThreadExchangeStreamCaptureMode(_RELAXED), "relaxing the capture mode")
-    try:
-        yield
-    finally:
-        check(R.cudaThreadExchangeStreamCaptureMode(before), "restoring the capture mode")
 
 
 def _nodes(graph: Any) -> list[tuple[Any, Any]]:
@@ -269,8 +257,7 @@ class CudaStreams:
             raise CannotCapture("another capture is under way")
         template = executable = None
         try:
-            with ExitStack() as pools:
-                kept = pools.enter_context(arrays.private_pools(_relaxed))
+            with arrays.private_pools() as pools:
                 check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
                 self._capturing = stream
                 body()
@@ -297,7 +284,7 @@ class CudaStreams:
             if executable is None and template is not None:
                 R.cudaGraphDestroy(template)
         graph = CudaGraph(executable, template)
-        self._context.frees(graph, _destroy, executable, template, kept)
+        self._context.frees(graph, _destroy, executable, template, pools)
         return graph
 
     def close(self) -> None:

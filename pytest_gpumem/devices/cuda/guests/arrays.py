@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from cuda.bindings import runtime as R  # noqa: N812
+
 from pytest_gpumem.devices.cuda import places
-from pytest_gpumem.devices.cuda.context import PER_THREAD_DEFAULT, CudaStream
+from pytest_gpumem.devices.cuda.context import PER_THREAD_DEFAULT, CudaStream, check
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 _LIBRARIES = {
@@ -27,6 +29,7 @@ _LIBRARIES = {
 }
 """By module: the library's name; empty if it also takes memory that the device cannot address."""
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
+_RELAXED = R.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
 
 
 def guest(
@@ -126,14 +129,18 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
 
 
 @contextmanager
-def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
+def private_pools() -> Iterator[tuple[Any, ...]]:
     """Have CuPy, and PyTorch where it is in use, allocate from new pools, and yield these: they
-    must live as long as what is captured. `relaxed`: allows the driver to allocate in a block."""
+    must live as long as what is captured."""
     import cupy
 
     def allocate(nbytes: int) -> Any:
-        with relaxed():
+        # so that a capture may call cudaMalloc
+        before = check(R.cudaThreadExchangeStreamCaptureMode(_RELAXED), "relaxing the capture mode")
+        try:
             return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
+        finally:
+            check(R.cudaThreadExchangeStreamCaptureMode(before), "restoring the capture mode")
 
     pools: list[Any] = [cupy.cuda.MemoryPool(allocate)]
     torch = usable_torch()
