@@ -1,16 +1,13 @@
-"""What both devices share: checks that raise `DeviceError`, arguments of launches, reasons."""
+"""What both devices share: checks that raise `DeviceError`, and arguments of launches."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, OutOfMemory
 from pytest_gpumem.kernels.kernel import Role
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
 
 
@@ -95,32 +92,3 @@ def why_not_captured(error: Exception) -> str:
     name = type(error).__name__
     text = (str(error) or name).splitlines()[0]
     return text if isinstance(error, DeviceError) else f"{name}: {text}"
-
-
-MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
-"""By which an MPS server fixes the set-aside (CUDA C++ Programming Guide, L2 set-aside)."""
-
-
-def why_no_persisting_l2(facts: DeviceFacts, read_set_aside: Callable[[], int]) -> str | None:
-    """Why the set-aside cannot be changed. `read_set_aside`: called under MPS alone."""
-    which, why = "", ""
-    if facts.mig_profile is not None:
-        which, why = f" (MIG profile {facts.mig_profile})", "the set-aside is disabled in MIG mode"
-    elif facts.compute_capability < (8, 0):
-        major, minor = facts.compute_capability
-        which, why = f" (compute capability {major}.{minor})", "it came with compute capability 8.0"
-    elif not facts.persisting_l2_max_bytes:
-        why = "persistingL2CacheMaxSize is 0"
-    elif facts.mps and not read_set_aside():
-        return fixed_by_mps("nothing is set aside")
-    return f"{facts.name}{which} has no persisting L2: {why}" if why else None
-
-
-def fixed_by_mps(amount: str) -> str:
-    """Explain the set-aside under MPS, whose amount is given in words."""
-    value = os.environ.get(MPS_LIMIT)
-    set_to = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
-    return (
-        f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its "
-        f"environment: {amount} ({set_to} in this process)"
-    )

@@ -105,11 +105,6 @@ class MemoryKind(str, Enum):
         return self in (MemoryKind.REGISTERED, MemoryKind.PAGEABLE)
 
     @property
-    def scattered(self) -> bool:
-        """`Memory.scatter` can give many placements of it in a single allocation."""
-        return self is MemoryKind.DEVICE
-
-    @property
     def movable(self) -> bool:
         """The harness gives it new addresses. A pool gives the same again, and behind a link places
         make no difference."""

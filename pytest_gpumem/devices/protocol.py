@@ -258,7 +258,7 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set it where `checks.why_no_persisting_l2` has no reason; return what is granted."""
+        """Set it where `memory.l2.why_no_persisting_l2` has no reason; return what is granted."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set a stream's window, or turn it off, which leaves persisting lines."""

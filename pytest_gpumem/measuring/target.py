@@ -303,7 +303,7 @@ class KernelTarget(Target):
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._leave()
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
-        if self.any_stream and all(buffer.kind.scattered for buffer in self._movable):
+        if self.any_stream and all(buffer.kind is MemoryKind.DEVICE for buffer in self._movable):
             count = self._fitting(wanted, most)
             if count < wanted and self._arena.kept:
                 self._arena.close_kept()

@@ -14,7 +14,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.memory.current_device import on_its_device, uncounted
-from pytest_gpumem.memory.shapes import BadBuffer, check_cap, check_plain, parse_shape, touch
+from pytest_gpumem.memory.shapes import BadBuffer, Shape, check_cap, check_plain, parse_shape, touch
 from pytest_gpumem.units import format_bytes
 
 Home = Literal["host", "device", "prefetched", "as left"]
@@ -189,7 +189,7 @@ class Arena:
     @uncounted
     def buffer(
         self,
-        shape: int | str | Sequence[int],
+        shape: Shape,
         dtype: Any = "f4",
         kind: MemoryKind = MemoryKind.DEVICE,
         *,

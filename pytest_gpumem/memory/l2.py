@@ -6,13 +6,13 @@ Guide, 9.2.2.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.devices.checks import fixed_by_mps, why_no_persisting_l2
 from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.current_device import on_its_device
@@ -308,6 +308,34 @@ def _wanted(device: Device) -> int:
     return min(total, largest)
 
 
+_MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
+"""By which an MPS server fixes the set-aside (CUDA C++ Programming Guide, L2 set-aside)."""
+
+
+def why_no_persisting_l2(device: Device) -> str | None:
+    """Why the set-aside of a device cannot be changed."""
+    facts, which, why = device.facts, "", ""
+    if facts.mig_profile is not None:
+        which, why = f" (MIG profile {facts.mig_profile})", "the set-aside is disabled in MIG mode"
+    elif facts.compute_capability < (8, 0):
+        major, minor = facts.compute_capability
+        which, why = f" (compute capability {major}.{minor})", "it came with compute capability 8.0"
+    elif not facts.persisting_l2_max_bytes:
+        why = "persistingL2CacheMaxSize is 0"
+    elif facts.mps and not device.l2.set_aside():
+        return _fixed_by_mps("nothing is set aside")
+    return f"{facts.name}{which} has no persisting L2: {why}" if why else None
+
+
+def _fixed_by_mps(amount: str) -> str:
+    """Explain the set-aside under MPS, whose amount is given in words."""
+    value = os.environ.get(_MPS_LIMIT, "not set")
+    return (
+        f"under MPS the L2 set-aside is fixed when the server starts, by {_MPS_LIMIT} in its "
+        f"environment: {amount} (in this process it is {value})"
+    )
+
+
 @contextmanager
 def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[PersistingStream]:
     """A stream whose access-policy window lies on `buffer` and follows it when it moves.
@@ -319,13 +347,13 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
     Raises `Unsupported`: the device has no persisting L2, or another set-aside under MPS.
     """
     with device.current():
-        reason = why_no_persisting_l2(device.facts, device.l2.set_aside)
+        reason = why_no_persisting_l2(device)
         if reason is not None:
             raise Unsupported(reason)
         request = window_request(device, buffer, **options)
         if device.facts.mps and request["wanted"] != "fit":
             size = format_bytes(device.l2.set_aside())
-            raise Unsupported(fixed_by_mps(f"{size}, which no process changes"))
+            raise Unsupported(_fixed_by_mps(f"{size}, which no process changes"))
         stream = PersistingStream(device.streams.create(), device, buffer, **request)
         streams = _OPEN.setdefault(device, [])
         stream.before = streams[0].before if streams else device.l2.set_aside()

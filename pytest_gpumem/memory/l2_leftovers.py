@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 
-from pytest_gpumem.devices.checks import why_no_persisting_l2
 from pytest_gpumem.devices.protocol import Device, DeviceError, Stream, WindowSpec
-from pytest_gpumem.memory.l2 import PersistingStream, open_streams
+from pytest_gpumem.memory.l2 import PersistingStream, open_streams, why_no_persisting_l2
 from pytest_gpumem.units import format_bytes
 
 State = dict[str, int | WindowSpec | None]
@@ -26,7 +25,7 @@ class L2Watch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._works = why_no_persisting_l2(device.facts, device.l2.set_aside) is None
+        self._works = why_no_persisting_l2(device) is None
         self._expected: State = {}
         self._kept: dict[Hashable, State] = {}  # before the changes of owners that outlive a test
         self._forgotten: list[str] = []

@@ -12,14 +12,15 @@ import numpy as np
 from pytest_gpumem.devices.protocol import Device, OutOfMemory
 from pytest_gpumem.units import QuantityError, ShownError, format_bytes, parse_bytes, short_bytes
 
+Shape = int | str | Sequence[int]
+"""Bytes, as an integer or as "64 MiB"; or elements, as a tuple."""
+
 
 class BadBuffer(ShownError, ValueError):
     """A buffer that cannot be: wrong size, type or kind."""
 
 
-def parse_shape(
-    shape: int | str | Sequence[int], dtype: Any
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def parse_shape(shape: Shape, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
         element = np.dtype(dtype)
     except TypeError:

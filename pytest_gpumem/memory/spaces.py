@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, Buffer, Home
 from pytest_gpumem.memory.managed import Place, managed
-from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
+from pytest_gpumem.memory.shapes import BadBuffer, Shape, parse_shape
 
 
 class Memory:
@@ -38,15 +37,11 @@ class Memory:
         stream."""
         return self._stream or self.arena.stream
 
-    def device(
-        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None
-    ) -> Any:
+    def device(self, shape: Shape, dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory by `cudaMalloc`."""
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.DEVICE), like)
 
-    def pooled(
-        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None
-    ) -> Any:
+    def pooled(self, shape: Shape, dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory of the driver's stream-ordered pool (`cudaMallocAsync`), which stays at its
         address.
 
@@ -56,7 +51,7 @@ class Memory:
 
     def managed(
         self,
-        shape: int | str | Sequence[int],
+        shape: Shape,
         dtype: Any = "f4",
         *,
         first_touch: Literal["host", "device", "none"] = "host",
@@ -99,7 +94,7 @@ class Memory:
 
     def prefetched(
         self,
-        shape: int | str | Sequence[int],
+        shape: Shape,
         dtype: Any = "f4",
         *,
         read_mostly: bool = False,
@@ -124,7 +119,7 @@ class Memory:
 
     def pinned(
         self,
-        shape: int | str | Sequence[int],
+        shape: Shape,
         dtype: Any = "f4",
         *,
         mapped: bool = True,
@@ -165,7 +160,7 @@ class Memory:
 
         return self._give(self.arena.buffer(shape, dtype, kind, make=allocate), like)
 
-    def peer(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+    def peer(self, shape: Shape, dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory of another GPU (CUDA C++ Programming Guide, Peer-to-Peer Memory Access).
 
         Copies from and to it are direct while `peer_access(True)` of the device holds, else staged

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from pytest_gpumem import GiB, GpuBenchmark, MiB
-from pytest_gpumem.devices.checks import why_no_persisting_l2
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.memory.l2 import LeftoverWarning
+from pytest_gpumem.memory.l2 import LeftoverWarning, why_no_persisting_l2
 
 cupy = pytest.importorskip("cupy")
 R = pytest.importorskip("cuda.bindings.runtime")
@@ -52,7 +51,7 @@ def victim(
     gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, gpu_device: Device, device_buffer: Any
 ) -> Callable[[str], float]:
     """Measures a saturated stream of writes, which a large set-aside slows: what is set aside is missing for them."""
-    reason = why_no_persisting_l2(gpu_device.facts, gpu_device.l2.set_aside)
+    reason = why_no_persisting_l2(gpu_device)
     if reason is not None:
         pytest.skip(reason)
     out, table = device_buffer(1 * GiB, "i4"), device_buffer(1 * MiB, "i4")

@@ -116,7 +116,7 @@ def test_an_array_of_another_library_stands_for_its_buffer(
         ),
         (
             {"mps": True},
-            "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=30 in this process)",
+            "9.375 MiB, which no process changes (in this process it is 30)",
             False,
         ),
     ],

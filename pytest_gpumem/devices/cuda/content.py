@@ -163,11 +163,8 @@ class CudaContent:
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         where = hints.location(self._index, to_host)  # which the driver ignores for ReadMostly
         nbytes, number = allocation.nbytes, hints.advice_number(advice, on=on)
-        doing = "setting" if on else "unsetting"
-        check(
-            R.cudaMemAdvise(allocation.address, nbytes, number, where),
-            f"{doing} the advice {hints.driver_name(advice)} on {nbytes} bytes",
-        )
+        result = R.cudaMemAdvise(allocation.address, nbytes, number, where)
+        check(result, f"{number.name} on {nbytes} bytes")
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
@@ -177,12 +174,9 @@ class CudaContent:
                 "discarding needs CUDA 13"
             )
         result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
-        if getattr(result[0], "name", "") in _TOO_OLD:
+        if result[0].name in _TOO_OLD:
             R.cudaGetLastError()
-            driver = self._facts.driver or "of unknown version"
-            raise Unsupported(
-                f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}"
-            )
+            raise Unsupported(f"the driver has no cudaMemDiscardBatchAsync: {result[0].name}")
         check(result, f"discarding {allocation.nbytes} bytes")
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:

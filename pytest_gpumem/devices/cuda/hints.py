@@ -118,10 +118,6 @@ def location(index: int, to_host: bool) -> Any:
 
 
 def advice_number(advice: Advice, *, on: bool) -> Any:
-    name = f"cudaMemAdvise{'Set' if on else 'Unset'}{driver_name(advice)}"
-    return getattr(R.cudaMemoryAdvise, name)
-
-
-def driver_name(advice: Advice) -> str:
-    """Such as "ReadMostly"."""
-    return advice.value.title().replace("_", "")
+    """Such as `cudaMemAdviseUnsetReadMostly`."""
+    name = advice.value.title().replace("_", "")
+    return getattr(R.cudaMemoryAdvise, f"cudaMemAdvise{'Set' if on else 'Unset'}{name}")

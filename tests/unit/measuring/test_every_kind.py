@@ -32,7 +32,6 @@ def test_every_kind_is_measured_on_several_placements_or_says_why_not(kind: Memo
         assert (len(found.placements), len(addresses)) == (1, 1)
 
 
-def test_a_kind_lies_in_one_place_and_says_whether_it_can_be_scattered() -> None:
+def test_a_kind_lies_in_one_place() -> None:
     for kind in MemoryKind:
         assert [kind.on_device, kind.managed, kind.on_host, kind.on_peer].count(True) == 1
-        assert kind.movable or not kind.scattered
