@@ -350,12 +350,9 @@ class _Measuring:
         places = self.target.places
         # Placements in turn share the budget; those side by side are sampled until they agree.
         side_by_side = places >= wanted
-        quota = stopping.samples_per_placement(cost, budget, wanted)
-        chunk = quota
+        quota = chunk = stopping.samples_per_placement(cost, budget, wanted)
         if cost > 0:
             chunk = max(1, int(CHUNK_SECONDS / (cost * places)))
-        if not side_by_side and (sampler.latency or 0.0) >= stopping.SHORT_LAUNCH:
-            chunk = min(chunk, stopping.FEW_IN_TURN)
         readings.begin(places)
         enough = False
         while not enough:
@@ -364,18 +361,11 @@ class _Measuring:
             samples = sampler.samples(min(chunk, left))
             throttled = self.others.after_samples(sampler.clocks[clocks_before:])
             readings.add(samples, throttled=throttled)
-            spent = self.device.now() - begun
+            enough = len(readings.live[0]) >= quota
             if side_by_side:
+                spent = self.device.now() - begun
                 enough = stopping.enough(
                     readings.live, wanted_share=plan.precision, spent=spent, budget=budget
-                )
-            else:
-                enough = stopping.enough_in_turn(
-                    readings.live[0],
-                    self._counting(readings.medians),
-                    wanted_share=plan.precision,
-                    placements=wanted,
-                    most=quota,
                 )
         readings.finish()
 

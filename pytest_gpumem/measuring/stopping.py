@@ -20,12 +20,8 @@ FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NEGLIGIBLE_SHARE = 0.12  # of the budget: as good as free
 MOST_SAMPLES = 1000  # placements and processes differ by more than further samples resolve
 MOST_PLACEMENTS_FACTOR = 4  # over the wanted number, while the interval is too wide
-ENOUGH_SAMPLES = 25  # that each placement may take, where placements follow each other
-BELOW_PROCESSES = 10e-9  # seconds: standard error from samples: processes differ by 24 ns or more
+ENOUGH_SAMPLES = 25  # most of each placement, where placements follow each other
 NEGLIGIBLE = 0.5  # standard error from samples over that from placements
-FEW_IN_TURN = 12  # samples from which those of a placement in turn tell their noise
-SHORT_LAUNCH = 40e-6  # seconds; shorter ones vary by per cents, and cost next to nothing
-SPREAD_SHARE = 0.25  # standard error of a placement's median over the deviation between placements
 
 # The test for a trend in a warm-up.
 WINDOW = 12  # fewest samples: enough for a rank correlation to show a drift in quiet samples
@@ -102,7 +98,7 @@ def enough(
     noise = sampling_error(placements)
     if len(medians) < 2:
         return 1.96 * noise <= wanted_share * medians[0]
-    if precise(medians, wanted_share) or noise <= BELOW_PROCESSES:
+    if precise(medians, wanted_share):
         return True
     # The interval is wide because of the placements, which more samples do not change.
     return noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
@@ -129,34 +125,11 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     """
     most = FEW_SAMPLES
     if placements > 1:
-        # As many as side by side: small launches have all the placements that there may be.
-        most = max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)
+        most = ENOUGH_SAMPLES
     if cost <= 0:
         return most
     least = min(LEAST_SAMPLES, max(1, int(budget / min(placements, 2) / cost)))
     return int(min(most, max(least, budget / placements / cost)))
-
-
-def enough_in_turn(
-    samples: Sequence[float],
-    medians: Sequence[float],
-    *,
-    wanted_share: float,
-    placements: int,
-    most: int,
-) -> bool:
-    """True if a placement that follows others needs no more samples than it has.
-
-    `medians`: of the placements before it. `most`: samples that it takes at most.
-    """
-    if len(samples) >= most:
-        return True
-    middle = statistics.median(samples)
-    if len(samples) < FEW_IN_TURN or middle < SHORT_LAUNCH:
-        return False
-    spread = deviation(medians) if len(medians) > 2 else 0.0
-    negligible = NEGLIGIBLE * wanted_share * middle * math.sqrt(placements)
-    return sampling_error([samples]) <= max(negligible, SPREAD_SHARE * spread)
 
 
 def go_on(
