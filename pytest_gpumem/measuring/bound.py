@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -17,7 +16,7 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
-from pytest_gpumem.units import ShownError, format_bytes
+from pytest_gpumem.units import ShownError, did_you_mean, format_bytes
 
 Buffers = Mapping[str, Buffer]  # by parameter
 Values = Mapping[str, int | float]  # of scalars, by parameter
@@ -186,10 +185,8 @@ class Kernels:
 
     def __getattr__(self, name: str) -> BoundKernel:
         if name not in CATALOGUE:
-            near = difflib.get_close_matches(name, CATALOGUE, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            known = ", ".join(sorted(CATALOGUE))
-            raise NoSuchKernel(f"no kernel {name!r} in the catalogue{hint} There are: {known}")
+            hint, known = did_you_mean(name, CATALOGUE), ", ".join(sorted(CATALOGUE))
+            raise NoSuchKernel(f"no kernel {name!r} in the catalogue{hint}. There are: {known}")
         return BoundKernel(CATALOGUE[name], self._device, self._stream)
 
     def __dir__(self) -> list[str]:
