@@ -5,7 +5,6 @@ A call moves the buffers among its arguments, and a `Case` is built anew at each
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory, address_of
 from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.units import did_you_mean, parse_bytes
+from pytest_gpumem.units import parse_bytes
 
 READ: Literal["read"] = "read"
 WRITE: Literal["write"] = "write"
@@ -67,14 +66,6 @@ class Case:
     device runs it."""
     name: str = ""
     """Shown in the table; default: the name of the function that built the case."""
-
-    def __new__(cls, *_arguments: object, **keywords: object) -> Case:
-        """Raises `BadCall`: there is no such field."""
-        fields = cls.__dataclass_fields__
-        for name in keywords:
-            if name not in fields:
-                raise BadCall(f"Case() has no field {name!r}{did_you_mean(name, fields)}")
-        return super().__new__(cls)
 
 
 def target_of(
@@ -307,23 +298,14 @@ class CaseTarget(_CodeTarget):
                 "gpu_benchmark.case() takes a function that is given a memory and returns a Case, "
                 f"not an object of type {type(build).__name__}"
             )
-        name = getattr(build, "__name__", None)
-        super().__init__(name or "case", arena.device, arena.stream)
+        name = getattr(build, "__name__", "case")
+        super().__init__(name, arena.device, arena.stream)
         self._build, self._arena = build, arena
         self._windows = ExitStack()  # closes the window that is open
         self._addresses: list[list[int]] = []  # of arrays in no buffer, at each placement
         self._pooled: tuple[str, ...] = ()  # a note, if some lie where they lay
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
-            try:
-                inspect.signature(build).bind(None)
-            except TypeError as error:
-                raise BadCall(
-                    f"gpu_benchmark.case() calls {name or 'the function'}(memory), with the memory "
-                    f"for its buffers: {error}"
-                ) from None
-            except ValueError:  # a callable without a signature
-                pass
             self._make()
             try:
                 self._open()
