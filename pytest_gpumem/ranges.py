@@ -76,22 +76,18 @@ class Ranges:
 
     def __init__(self) -> None:
         self._domain = _domain()
-        self._attributes: dict[tuple[str, str | None], Any] = {}
+        self._attributes: dict[str, Any] = {}
 
     def tool_attached(self) -> bool:
         """Return True if a tool listens to the domain: times under it are not comparable."""
         return self._domain is not None
 
-    def range(
-        self, name: str, payload: int | None = None, category: str | None = None
-    ) -> AbstractContextManager[None]:
+    def range(self, name: str) -> AbstractContextManager[None]:
         if self._domain is None:
             return nullcontext()
-        attributes = self._attributes.get((name, category))
-        if attributes is None:
-            attributes = self._domain.get_event_attributes(message=name, category=category)
-            self._attributes[name, category] = attributes
-        return _Range(self._domain, attributes, payload)
+        if name not in self._attributes:
+            self._attributes[name] = self._domain.get_event_attributes(message=name)
+        return _Range(self._domain, self._attributes[name])
 
     @contextmanager
     def test(self, name: str, nodeid: str) -> Iterator[None]:
@@ -105,13 +101,12 @@ class Ranges:
 
 class _Range:
     # A class and not a generator: four times cheaper, and it stands around measured launches.
-    __slots__ = ("_attributes", "_domain", "_payload")
+    __slots__ = ("_attributes", "_domain")
 
-    def __init__(self, domain: Any, attributes: Any, payload: int | None) -> None:
-        self._domain, self._attributes, self._payload = domain, attributes, payload
+    def __init__(self, domain: Any, attributes: Any) -> None:
+        self._domain, self._attributes = domain, attributes
 
     def __enter__(self) -> None:
-        self._attributes.payload = self._payload
         self._domain.push_range(self._attributes)
 
     def __exit__(self, kind: object, error: object, trace: object, /) -> None:

@@ -287,16 +287,11 @@ class Sampler:
     def _plain(self, place: int) -> float:
         """Launch under a profiler, in a range `measure` that holds no other kernel."""
         device, stream, ranges = self._device, self._streams[0], self._harness.ranges
-        traffic = self.target.moved_bytes
         with ranges.range(phase(self._test, "flush")):
             self.target.put_back(stream)
             self._bring_caches(place, stream)
-        launch = ranges.range(
-            phase(self._test, LAUNCH),
-            payload=None if traffic is None else traffic.total,
-            category=category_of(self.target, self._mode, device.facts.l2_bytes),
-        )
-        with ranges.range(phase(self._test, MEASURE)), launch:
+        measured = ranges.range(phase(self._test, MEASURE))
+        with measured, ranges.range(phase(self._test, LAUNCH)):
             device.streams.record(self._start, stream)
             self.target.launch(place, stream)
             device.streams.record(self._end, stream)
@@ -384,16 +379,3 @@ def untimed_of(batch: int, places: int) -> int:
     if batch > 1:
         return UNTIMED
     return min(places - 1, 1)
-
-
-def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
-    """Return the NVTX category of a launch: the slowest part of memory that it is known to use."""
-    if target.managed:
-        return "managed"
-    if target.moved_bytes is not None and target.moved_bytes.link:
-        return "link"
-    if target.window is not None:
-        return "L2"
-    if mode == "hot" and (target.footprint is None or target.footprint <= l2_bytes):
-        return "L2"
-    return None if target.moved_bytes is None else "DRAM"

@@ -29,18 +29,13 @@ class RecordedRanges(Ranges):
         super().__init__()
         self._log = log
         self.open: list[str] = []
-        self.said: dict[str, tuple[int | None, str | None]] = {}
-        """By name, the payload and the category of the last range."""
 
     @contextmanager
-    def range(
-        self, name: str, payload: int | None = None, category: str | None = None
-    ) -> Iterator[None]:
+    def range(self, name: str) -> Iterator[None]:
         self.open.append(name)
-        self.said[name] = payload, category
         self._log(f"<{name}")
         try:
-            with super().range(name, payload, category):
+            with super().range(name):
                 yield
         finally:
             self._log(f"{self.open.pop()}>")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from bench import Bench
 from counted_device import replaced
 
 from pytest_gpumem import MiB
-from pytest_gpumem.measuring.samplers import category_of
-from pytest_gpumem.records.measurement import MovedBytes
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "blocked": {"mode": "clean-cold", "sampler": "blocked"},
@@ -54,18 +51,3 @@ def test_no_range_is_opened_or_closed_within_a_timed_interval(sampler: str) -> N
     assert len(sampled) >= 2
     for start, end in zip(sampled[::2], sampled[1::2], strict=True):
         assert {*log[start + 1 : end]} - {"clock"} == {"triad"}
-
-
-def test_what_is_known_of_a_target_decides() -> None:
-    for mode, footprint, traffic, category in [
-        ("hot", 8, MovedBytes(8, 0), "L2"),
-        ("hot", 9, MovedBytes(9, 0), "DRAM"),
-        ("hot", None, None, "L2"),
-        ("clean-cold", 8, MovedBytes(8, 0), "DRAM"),
-        ("clean-cold", None, None, None),
-        ("hot", 8, MovedBytes(8, 8, link=True), "link"),
-    ]:
-        target: Any = SimpleNamespace(
-            managed=(), moved_bytes=traffic, footprint=footprint, window=None
-        )
-        assert category_of(target, mode, 8) == category, (mode, footprint, traffic, category)
