@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError, HoldExpired, NotCounted
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
 from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import NotChecked, Target
-from pytest_gpumem.measuring.untimed import count_migrations, find_stream, find_what_ran
+from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.options import MODES
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import (
-    NOTHING_RAN,
     Measurement,
     modes_of,
     without_exceptions,
@@ -95,7 +94,6 @@ class _Measuring:
     arena: Arena
     name: str
     notes: list[str] = field(default_factory=list)
-    work_seen: bool = True  # False if the device did nothing in a launch of foreign code
 
     def __post_init__(self) -> None:
         self.device = self.harness.device
@@ -170,7 +168,7 @@ class _Measuring:
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
-            work_seen=UNSET if self.work_seen else False,
+            work_seen=UNSET if sampler.work_seen else False,
             launches_wait=launches_wait or UNSET,
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
@@ -252,7 +250,7 @@ class _Measuring:
             # The time-out of a hold is not what a sample costs.
             return now() - HOLD_TIMEOUT * sampler.expired
 
-        latency = self._launch()
+        latency = sampler.find_stream()
         limit = WARM_UP_SHARE * self.plan.budget
         if latency > limit:
             # The launches so far were its warm-up.
@@ -290,59 +288,6 @@ class _Measuring:
             sampler.samples(1)
             cost = now() - step_begun
         return cost
-
-    def _launch(self) -> float:
-        """Launch once, and find the stream of foreign code; return its seconds, if they are known.
-
-        Where no stream times the work, the host's clock does.
-        """
-        sampler, target, device = self.sampler, self.target, self.device
-        watched = None
-        while True:
-            # The first launch compiles and loads; nothing may hold the stream meanwhile.
-            begun = device.now()
-            sampler.launch_once()
-            whole = device.now() - begun
-            device.memory.settle()
-            if not target.foreign or sampler.name == "host":
-                return 0.0
-            try:
-                watched = find_stream(target, self.harness.idle, whole)
-            except HoldExpired as expired:
-                if sampler.expire(expired):
-                    return 0.0
-                continue
-            except NotCounted as reason:
-                self.notes.append(f"own streams not checked: {reason}")
-            break
-        if watched is None or not (watched.inside or watched.outside):
-            # CUPTI has no record of some work, such as a prefetch.
-            sampler.renew()
-            seconds = sampler.samples(1)[-1][1]
-            nothing = NOTHING_RAN * self.harness.floors().empty
-            if sampler.name != "host" and seconds <= nothing:
-                sampler.use_host("no work was seen on the timed stream")
-                self.work_seen = False
-            return seconds
-        if not watched.timed:
-            why = "its work runs on streams of its own"
-            if watched.inside:
-                outside = format_time(watched.outside)
-                why = f"{outside} of its work run on a stream that the timed one does not wait for"
-            sampler.use_host(why)
-            return 0.0
-        if watched.stream is not target.stream:
-            if target.window is not None:
-                raise BadCall(
-                    f"{target.name} does not launch on the persisting stream, so its window does "
-                    f"not cover what {target.name} does"
-                )
-            target.stream = watched.stream
-            name = "this thread's default stream"
-            if watched.stream.handle == device.streams.defaults()[0].handle:
-                name = "the legacy default stream"
-            self.notes.append(f"timed on {name}, where it launches")
-        return watched.seconds
 
     def _sample_placements(self, wanted: int, cost: float, begun: float, budget: float) -> None:
         """Sample the placements that live now until there are enough samples."""

@@ -20,13 +20,17 @@ from pytest_gpumem.devices.protocol import (
     Graph,
     Hold,
     HoldExpired,
+    NotCounted,
     OutOfMemory,
     Stream,
 )
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness, holding
 from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.untimed import find_stream
 from pytest_gpumem.ranges import LAUNCH, MEASURE, phase
+from pytest_gpumem.records.measurement import NOTHING_RAN
+from pytest_gpumem.units import format_time
 
 LEAST_BATCH = 20
 MOST_BATCH = 400
@@ -98,6 +102,7 @@ class Sampler:
         self.host_times: list[float] = []  # seconds that the host took to queue a launch
         self.clocks: list[float] = []  # hertz of the SM clock during the holds before samples
         self.expired = 0  # holds
+        self.work_seen = True  # False if the device did nothing in a launch of foreign code
         self.readings = Readings()
         self.notes: list[str] = []
         self._launched = False
@@ -126,6 +131,58 @@ class Sampler:
             return False  # a late load of a kernel may happen once
         self.use_host(str(expired))
         return True
+
+    def find_stream(self) -> float:
+        """Launch once, and time foreign code on the stream where it works, or else by the host's
+        clock. Return the seconds of a launch, if they are known."""
+        device, target, watched = self._device, self.target, None
+        while True:
+            # The first launch compiles and loads; nothing may hold the stream meanwhile.
+            begun = device.now()
+            self.launch_once()
+            whole = device.now() - begun
+            device.memory.settle()
+            if not target.foreign or self.name == "host":
+                return 0.0
+            try:
+                watched = find_stream(target, self._harness.idle, whole)
+            except HoldExpired as expired:
+                if self.expire(expired):
+                    return 0.0
+                continue
+            except NotCounted as why:
+                self.notes.append(f"own streams not checked: {why}")
+            break
+        if watched is None or not (watched.inside or watched.outside):
+            # CUPTI has no record of some work, such as a prefetch.
+            self.renew()
+            seconds = self.samples(1)[-1][1]
+            nothing = NOTHING_RAN * self._harness.floors().empty
+            if self.name != "host" and seconds <= nothing:
+                self.use_host("no work was seen on the timed stream")
+                self.work_seen = False
+            return seconds
+        if not watched.timed:
+            reason = "its work runs on streams of its own"
+            if watched.inside:
+                outside = format_time(watched.outside)
+                reason = (
+                    f"{outside} of its work run on a stream that the timed one does not wait for"
+                )
+            self.use_host(reason)
+            return 0.0
+        if watched.stream is not target.stream:
+            if target.window is not None:
+                raise BadCall(
+                    f"{target.name} does not launch on the persisting stream, so its window does "
+                    f"not cover what {target.name} does"
+                )
+            target.stream = watched.stream
+            name = "this thread's default stream"
+            if watched.stream.handle == device.streams.defaults()[0].handle:
+                name = "the legacy default stream"
+            self.notes.append(f"timed on {name}, where it launches")
+        return watched.seconds
 
     def launch_once(self) -> None:
         """Launch once, untimed. The first launch of code of the user counts in its footprint."""
