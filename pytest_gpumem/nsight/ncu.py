@@ -209,7 +209,7 @@ def count_launches(
         ncu = ncu_command(program, command, output, metrics=metrics)
         finished = processes.run(ncu, environment, echo, folder=folder)
         page = log.read_text(errors="replace") if log.exists() else ""
-    cause = ncu_cause(page + finished.output)
+    cause = ncu_cause(page + finished.stdout)
     if cause is not None and FORBIDDEN in cause:
         raise CountersForbidden(cause)
     launches = []
@@ -219,8 +219,10 @@ def count_launches(
         except FileError as error:
             raise NoAnswer(cause or str(error)) from None
     if not launches:
-        raise NoAnswer(cause or f"ncu counted no measured launch ({finished.how})")
-    return launches, finished.exit_code
+        raise NoAnswer(
+            cause or f"ncu counted no measured launch ({processes.ending(finished.returncode)})"
+        )
+    return launches, finished.returncode
 
 
 def table(kernels: Sequence[ProfiledKernel]) -> list[str]:
@@ -266,11 +268,13 @@ def time_launches(
         traced = processes.run(tracing, environment, echo, folder=folder)
         stats = [str(program), "stats", "--report", "nvtx_kern_sum", "--format", "csv", str(report)]
         printed = processes.run(stats, environment, folder=folder)
-    launches = read_times(printed.output)
+    launches = read_times(printed.stdout)
     if not launches:
-        cause = nsys_cause(traced.output, report)
-        raise NoAnswer(cause or f"nsys recorded no measured launch ({traced.how})")
-    return launches, traced.exit_code
+        cause = nsys_cause(traced.stdout, report)
+        raise NoAnswer(
+            cause or f"nsys recorded no measured launch ({processes.ending(traced.returncode)})"
+        )
+    return launches, traced.returncode
 
 
 def read_times(page: str) -> list[ProfiledKernel]:

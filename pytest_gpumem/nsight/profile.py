@@ -87,16 +87,17 @@ def write_report(
     before = _written_at(file)
     echo(f"gpumem: {shlex.join(command)}")
     finished = processes.run(command, processes.for_a_part(environment), echo)
-    if finished.exit_code == Exit.USAGE:
+    if finished.returncode == Exit.USAGE:
         raise UserError("pytest did not accept its arguments or the device; its output is above")
     if _written_at(file) in (None, before):
         if file.exists() and not file.stat().st_size:
             file.unlink()  # so that the next call need not replace it
-        how = f"{tool.program} wrote no report ({finished.how}); its output is above"
+        how = processes.ending(finished.returncode)
+        why = f"{tool.program} wrote no report ({how}); its output is above"
         if tool is tools.NSYS:
-            raise NoAnswer(tools.nsys_cause(finished.output, file) or how)
-        raise NoAnswer(tools.ncu_cause(finished.output) or how)
-    return ProfileReport(file, program, tests, finished.exit_code)
+            raise NoAnswer(tools.nsys_cause(finished.stdout, file) or why)
+        raise NoAnswer(tools.ncu_cause(finished.stdout) or why)
+    return ProfileReport(file, program, tests, finished.returncode)
 
 
 def select(
@@ -119,10 +120,11 @@ def select(
         plain = []
         if file.exists():
             plain = json.loads(file.read_text(encoding="utf-8"))
-    if done.exit_code not in (Exit.FINE, Exit.NO_TESTS):
-        for line in done.output.splitlines():
+    if done.returncode not in (Exit.FINE, Exit.NO_TESTS):
+        for line in done.stdout.splitlines():
             echo(line)
-        raise UserError(f"pytest could not collect the tests ({done.how}); its output is above")
+        how = processes.ending(done.returncode)
+        raise UserError(f"pytest could not collect the tests ({how}); its output is above")
     if not plain:
         words = " ".join([*arguments, *tests])
         raise UserError(f"no test is selected by {words!r}")
@@ -136,9 +138,9 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
         command = [program, "--import", str(report.file), *words]
         printed = processes.run(command, environment)
         try:
-            launches = ncu.read_launches(printed.output)
+            launches = ncu.read_launches(printed.stdout)
         except FileError as error:
-            return [f"no table: {tools.ncu_cause(printed.output) or error}"]
+            return [f"no table: {tools.ncu_cause(printed.stdout) or error}"]
         return ncu.table(ncu.kernels_of(launches))
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         # By default the database lies beside the report.
@@ -147,7 +149,7 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
         if any(test.managed for test in report.tests):
             reports += ["--report", "um_total_sum"]
         command = [program, "stats", *reports, database, str(report.file)]
-        return processes.run(command, environment).output.splitlines()
+        return processes.run(command, environment).stdout.splitlines()
 
 
 def _new(name: str, ending: str) -> Path:

@@ -77,16 +77,6 @@ def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dic
     return switch_off(environment, names)
 
 
-@dataclass(frozen=True)
-class CommandResult:
-    exit_code: int  # negative for the number of the signal that ended it, as `subprocess` has it
-    output: str  # the standard output and error of it and its children
-
-    @property
-    def how(self) -> str:
-        return ending(self.exit_code)
-
-
 def ending(code: int) -> str:
     """How a command with this code ended: "exit code 7", "ended by SIGKILL"."""
     if code >= 0:
@@ -103,9 +93,10 @@ def run(
     echo: Callable[[str], object] = str,
     *,
     folder: Path | None = None,
-) -> CommandResult:
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in a folder. Raises `OSError`: it cannot be started.
 
+    Return its code and, as `stdout`, the output and errors of it and its children.
     `echo`: gets each line at once.
     """
     lines = []
@@ -123,7 +114,7 @@ def run(
         for line in process.stdout:
             echo(line.rstrip("\n"))
             lines.append(line)
-    return CommandResult(process.returncode, "".join(lines))
+    return subprocess.CompletedProcess(command, process.returncode, "".join(lines))
 
 
 @contextlib.contextmanager

@@ -99,6 +99,6 @@ def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     program = "import os, sys; print(os.environ['WORD'], flush=True); print('aside', file=sys.stderr); sys.exit(3)"
     seen: list[str] = []
     finished = processes.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
-    assert finished.exit_code == 3
+    assert finished.returncode == 3
     assert seen == ["said", "aside"]
-    assert finished.output == "said\naside\n"
+    assert finished.stdout == "said\naside\n"
