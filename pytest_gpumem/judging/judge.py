@@ -73,9 +73,10 @@ def is_failure(judged: Verdict | LimitResult, strict: bool) -> bool:
     return strict and not judged.outcome.quiet and judged.outcome is not Outcome.ACCEPTED
 
 
-def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
+def failing_in_themselves(rows: Sequence[Row]) -> set[str]:
     """Return the node ids of tests that fail by an assertion or an error, and not by a verdict."""
-    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
+    # A strict session fails doubts too.
+    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict=True)}
     failing = set()
     for row in rows:
         if row.test_error is True or (row.failed and row.nodeid not in by_verdict):

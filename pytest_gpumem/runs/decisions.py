@@ -22,7 +22,7 @@ from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, looser_lines, lost
 from pytest_gpumem.judging.finding import counted, with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
+from pytest_gpumem.judging.judge import failing_in_themselves
 from pytest_gpumem.judging.limits import EXACT, relative
 from pytest_gpumem.judging.regression import against_reference
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
@@ -51,13 +51,10 @@ BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
 
 
 def limits_for_duet(
-    rows: Sequence[Row], base: Selection, accepted: Acceptances, *, strict: bool
+    rows: Sequence[Row], base: Selection, accepted: Acceptances
 ) -> dict[str, Limits]:
-    """Return the limits that a duet decides, by row key: those in doubt, or accepted by the change.
-
-    `strict`: the session failed every row in doubt.
-    """
-    failing = failing_in_themselves(rows, strict)
+    """Return the limits that a duet decides, by row key: in doubt, or accepted by the change."""
+    failing = failing_in_themselves(rows)
     limits = {}
     for row in rows:
         if row.nodeid in failing or base.lacks(row.nodeid) or not row.measured_something:
@@ -110,10 +107,10 @@ def _acceptance(
 
 
 def with_duets(
-    rows: Sequence[Row], duet: Mapping[str, DuetRow], accepted: Acceptances, *, strict: bool
+    rows: Sequence[Row], duet: Mapping[str, DuetRow], accepted: Acceptances
 ) -> tuple[Row, ...]:
     """Return the rows with the verdicts of the duet, by row key."""
-    failing = failing_in_themselves(rows, strict)
+    failing = failing_in_themselves(rows)
     judged = []
     for row in rows:
         duet_row = duet.get(row.key)
@@ -122,7 +119,7 @@ def with_duets(
         else:
             judged.append(_with_duet(row, duet_row, accepted))
     # All rows of a test fail with one of them, and no longer once none does.
-    failing.update(row.nodeid for row in judged if is_failure(row.verdict, strict))
+    failing.update(row.nodeid for row in judged if row.verdict.outcome is Outcome.FAIL)
     return tuple(structs.replace(row, failed=row.nodeid in failing) for row in judged)
 
 
@@ -202,27 +199,18 @@ def crept_limits(
     return limits
 
 
-def with_creep(row: DuetRow, limits: Limits, oldest: DuetRow | str) -> DuetRow:
-    """Return a row of a duet with BASE, after one with the oldest revision, about `limits`.
-
-    `oldest`: the row in that duet, or why there is none.
-    """
-    results = list[LimitResult]()
-    if isinstance(oldest, str):
-        for name, word, code in ((TIME, "slower", Code.LOOKS_SLOWER), (PEAK, "larger", None)):
+def with_creep(row: DuetRow, limits: Limits, oldest: DuetRow) -> DuetRow:
+    """Return a row of a duet with BASE, after one with the oldest revision, about `limits`."""
+    decided = dict(row.decided)
+    for result in oldest.results:
+        reason = f"against the oldest revision of the reference: {result.reason}"
+        code = Code.CREPT if result.outcome is Outcome.FAIL else result.code
+        decided[result.limit] = LimitResult(result.limit, result.outcome, code, reason)
+    if not oldest.results:
+        reason = f"beyond its limit over the reference, whose oldest revision: {oldest.sentence}"
+        for name, looks in ((TIME, Code.LOOKS_SLOWER), (PEAK, None)):
             if getattr(limits, name) is not None:
-                reason = f"{word} than its reference, and its oldest revision cannot be measured"
-                result = LimitResult(name, Outcome.UNDECIDED, code, f"{reason}: {oldest}")
-                results.append(result)
-        oldest = row
-    else:
-        for result in oldest.results:
-            reason = f"against the oldest revision of the reference: {result.reason}"
-            code = Code.CREPT if result.outcome is Outcome.FAIL else result.code
-            results.append(LimitResult(result.limit, result.outcome, code, reason))
-        if not results:
-            results.append(LimitResult(TIME, Outcome.UNDECIDED, None, oldest.sentence))
-    decided = {result.limit: result for result in (*row.results, *results)}
+                decided[name] = LimitResult(name, Outcome.UNDECIDED, looks, reason)
     return replace(row, decided=decided, pairs=oldest.pairs or row.pairs, oldest=oldest)
 
 
@@ -252,30 +240,26 @@ NOTHING = (
 
 def conclude(
     session_code: int,
-    failures: Mapping[str, str],
+    head: Selection,
     rows: Sequence[Row] = (),
     missing: Sequence[Omission] = (),
     looser: Sequence[LooserLimit] = (),
     new: Collection[str] = (),
     *,
-    unrun: Collection[str] = (),
     strict: bool = False,
-    strict_session: bool = False,
-    simulated: bool = False,
     real_devices: Sequence[str] = (),
 ) -> Conclusion:
     """Return the end of a gate, without advice.
 
-    `session_code`: pytest's exit code. `failures`: by node id, the first line of why.
-    `unrun`: node ids of those that an earlier test kept from running.
+    `session_code`: pytest's exit code. `head`: what the session says of its tests.
     `new`: keys of the rows that BASE does not have.
     `strict`: green takes a PASS of every row with a limit, on a real GPU.
-    `strict_session`: the session failed every row in doubt.
     `real_devices`: GPUs of the baseline, where the device is simulated and the user did not say so.
     """
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
-        states[state_of(row, new, strict=strict_session)].append(row)
+        states[state_of(row, new)].append(row)
+    failures, unrun = head.failures, head.unrun
     errors = {nodeid: why for nodeid, why in failures.items() if nodeid not in unrun}
     remarks = [*looser_lines(looser), *missing_lines(missing)]
     remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
@@ -284,9 +268,7 @@ def conclude(
     all_rows = counted(len(rows), "row")
 
     def end(code: int, *causes: str) -> Conclusion:
-        return Conclusion(
-            code, causes, rows, missing, tuple(remarks), errors=errors, simulated=simulated
-        )
+        return Conclusion(code, causes, rows, missing, tuple(remarks), errors=errors)
 
     # The session came to no rows, or not to its end
     causes = _lost(missing)
@@ -375,11 +357,13 @@ def _lost(missing: Sequence[Omission]) -> list[str]:
     return [f"{' and '.join(parts)} lost"] if parts else []
 
 
-def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
+def state_of(row: Row, new: Collection[str]) -> State:
     verdict = row.verdict
-    if row.failed or is_failure(verdict, strict):
-        by_figures = row.measured_something and is_failure(verdict, strict)
-        return State.FAILED if by_figures and row.test_error is not True else State.ERROR
+    by_figures = row.measured_something and verdict.outcome is Outcome.FAIL
+    if by_figures and row.test_error is not True:
+        return State.FAILED
+    if row.failed or verdict.outcome is Outcome.FAIL:
+        return State.ERROR
     if verdict.outcome in (Outcome.NEW, Outcome.UNDECIDED):
         doubts = {result.limit for result in verdict.limits}
         if doubts <= set(compared_limits(row)) and row.key in new:

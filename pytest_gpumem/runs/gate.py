@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -100,8 +100,7 @@ class Gate:
             if self.code == Exit.USAGE:
                 return Conclusion(Exit.USAGE, [self.mistake])
             if self.results is None:
-                failures, unrun = self.of_head.failures, self.of_head.unrun
-                return conclude(self.code, failures, unrun=unrun, looser=self.looser)
+                return conclude(self.code, self.of_head, looser=self.looser)
             return self._decide(self.results)
 
     # Sentences 1 and 2
@@ -178,9 +177,8 @@ class Gate:
 
     def _decide(self, results: ResultFile) -> Conclusion:
         document = results.document
-        rows: Sequence[Row] = document.rows
+        rows = document.rows
         missing: Sequence[Omission] = document.missing
-        strict_session = bool(document.settings.get("strict"))
         folder = Path(str(document.settings.get("baseline") or ".benchmarks")).expanduser()
         history = partial(ancestry, self.base, folder=Path.cwd())
         self.baseline = Store(folder, document.device).load(history, self.all_accepted)
@@ -193,28 +191,26 @@ class Gate:
             self._compare_limits_of_calls(rows)
             skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
             if not self.screen_only:
-                limits = limits_for_duet(rows, self.of_base, self.accepted, strict=strict_session)
+                limits = limits_for_duet(rows, self.of_base, self.accepted)
+        judged: dict[str, DuetRow] = {}
         if limits or skipped:
             duet = self._duet(rows, limits, skipped)
-            judged = {row.key: row for row in duet.rows}
+            judged.update((row.key, row) for row in duet.rows)
             new |= {key for key, row in judged.items() if row.outcome is Outcome.NEW}
             missing = excused(missing, duet.skipped_in_base, self.base)
             if not any(row.outcome is Outcome.FAIL for row in duet.rows):
                 self._check_creep(rows, judged)
-            rows = with_duets(rows, judged, self.accepted, strict=strict_session)
-        return conclude(
+        conclusion = conclude(
             self.code,
-            self.of_head.failures,
-            rows,
+            self.of_head,
+            with_duets(rows, judged, self.accepted),
             missing,
             self.looser,
             new,
-            unrun=self.of_head.unrun,
             strict=self.strict,
-            strict_session=strict_session,
-            simulated=document.device.simulated,
             real_devices=real_devices,
         )
+        return replace(conclusion, simulated=document.device.simulated)
 
     def _duet(self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]) -> Duet:
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
@@ -242,13 +238,12 @@ class Gate:
                     raise UserError("no commit holds the code of its oldest run")
                 with revision_side(revision, Path.cwd(), title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)
-                    oldest = self.play(side, wanted, "creep")
+                    of_oldest = self.play(side, wanted, "creep").rows
             except UserError as error:
-                of_oldest: dict[str, DuetRow | str] = dict.fromkeys(of_rows, str(error))
-            else:
-                of_oldest = {duet_row.key: duet_row for duet_row in oldest.rows}
-            for key, duet_row in of_oldest.items():
-                judged[key] = with_creep(judged[key], of_rows[key], duet_row)
+                ended = None, f"it cannot be measured: {error}"
+                of_oldest = [DuetRow(key, ended=ended) for key in of_rows]
+            for oldest in of_oldest:
+                judged[oldest.key] = with_creep(judged[oldest.key], of_rows[oldest.key], oldest)
 
     def _compare_limits_of_calls(self, rows: Sequence[Row]) -> None:
         """Compare the limits of calls, in test files that the change edits, with saved rows."""

@@ -72,6 +72,10 @@ def after(one: Row, verdict: DuetRow, acceptances: Acceptances = NONE) -> Row:
 )
 def test_a_row_that_is_not_plainly_pass_is_for_the_duet(code: Code) -> None:
     assert wanted(row(code), row(name="b")) == {"t.py::a": {"max_regression": "1%"}}
+    # A strict session fails by a doubt.
+    assert wanted(replace(row(code), failed=True)) == {"t.py::a": {"max_regression": "1%"}}
+    (open_row,) = with_duets([replace(row(Code.NOISY), failed=True)], {}, NONE)
+    assert not open_row.failed
 
 
 def test_conditions_leave_every_compared_limit_open() -> None:
@@ -239,6 +243,7 @@ def concluded(
     looser: Sequence[LooserLimit] = (),
     new: Sequence[str] = (),
     failures: dict[str, str] | None = None,
+    unrun: tuple[str, ...] = (),
     code: int | None = None,
     **options: Any,
 ) -> Conclusion:
@@ -246,7 +251,6 @@ def concluded(
         failures = {one.nodeid: "an error" for one in rows if one.failed}
     if code is None:
         code = 1 if failures else 0
-    unrun = tuple(nodeid for nodeid, why in failures.items() if why.startswith("did not run"))
     head = Selection({}, failures=failures, unrun=unrun)
     return conclude(code, head, rows, missing, looser, new, **options)
 
@@ -258,8 +262,7 @@ def not_shown() -> Row:
 
 STATES = [
     (row(Code.SLOWER), State.FAILED),
-    (replace(row(), failed=True), State.PASSED),  # another row of its test fails
-    (replace(row(), failed=True, test_error=True), State.ERROR),
+    (replace(row(), failed=True), State.ERROR),
     (replace(row(Code.SLOWER), test_error=True), State.ERROR),
     (row(Code.NO_BASELINE, delta=None), State.OPEN),
     (row(Code.NO_BASELINE, "new", delta=None), State.NEW),
@@ -332,7 +335,7 @@ def test_all_causes_of_a_failure_are_named() -> None:
         "t.py::c": "did not run: t.py::b lost the context",
     }
     looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
-    end = concluded(*rows, missing=lost, looser=looser, failures=failures, unrun=["t.py::c"])
+    end = concluded(*rows, missing=lost, looser=looser, failures=failures, unrun=("t.py::c",))
     assert conclusion_lines(end, 500)[0] == (
         "red: 2 tests lost; 1 of 2 rows fails; looser limits of 1 test; "
         "1 test failed by an assertion or an error of its own; "
