@@ -27,7 +27,7 @@ from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Difference, LimitResult, Row, key_of
-from pytest_gpumem.records.schema import row_from_json, row_to_json
+from pytest_gpumem.records.schema import from_plain, row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.exports import figures, properties
@@ -63,7 +63,7 @@ class VerdictFeature(Feature):
         """Take the rows of a report before anyone looks at them."""
         gpu, rows = self._session, None
         if hasattr(report, ROWS_ATTRIBUTE) and not gpu.is_part:
-            rows = [row_from_json(row) for row in getattr(report, ROWS_ATTRIBUTE)]
+            rows = [from_plain(row, Row) for row in getattr(report, ROWS_ATTRIBUTE)]
             delattr(report, ROWS_ATTRIBUTE)
         test = gpu.rows.take(report, rows)
         if report.when not in ("call", "teardown") or not test.rows:

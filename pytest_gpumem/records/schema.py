@@ -84,14 +84,10 @@ def converted(value: object, kind: type[_T], path: str = "$") -> _T:
 def row_to_json(row: Row) -> dict[str, Any]:
     plain = _with_derived(row, "$")
     if row.measurement is not None:
-        plain["measurement"] = _with_derived(row.measurement, "$.measurement")
+        plain["measurement"] |= _derived(row.measurement, "$.measurement")
     if row.footprint is not None:
-        plain["footprint"] = _with_derived(row.footprint, "$.footprint")
+        plain["footprint"] |= _derived(row.footprint, "$.footprint")
     return plain
-
-
-def row_from_json(value: object) -> Row:
-    return from_plain(value, Row)
 
 
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
@@ -141,9 +137,13 @@ def check_schema(value: Any, reads: int, path: str = "$") -> None:
 
 def _with_derived(record: Record, path: str) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(record, path)
+    return plain | _derived(record, path)
+
+
+def _derived(record: Record, path: str) -> dict[str, Any]:
     figures = {name: getattr(record, name) for name in DERIVED[type(record)]}
     _refuse_unplain(figures, path)
-    return plain | figures
+    return figures
 
 
 def _refuse_unplain(value: object, path: str) -> None:

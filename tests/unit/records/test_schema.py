@@ -30,7 +30,6 @@ from pytest_gpumem.records.schema import (
     FileError,
     document,
     document_from_json,
-    row_from_json,
     row_to_json,
 )
 
@@ -153,7 +152,7 @@ def rows(draw: st.DrawFn) -> Row:
 @settings(max_examples=60)
 def test_what_is_written_is_read_back_equal(row: Row) -> None:
     text = json.dumps(row_to_json(row), allow_nan=False)
-    assert row_from_json(json.loads(text)) == row
+    assert from_plain(json.loads(text), Row) == row
 
 
 def test_a_document_is_read_back_equal() -> None:
@@ -230,7 +229,7 @@ def test_what_does_not_fit_is_refused_with_its_path() -> None:
     ]
     for path, value, where in cases:
         with naming(path, value, where), pytest.raises(FileError, match=where):
-            row_from_json(changed(path, value))
+            from_plain(changed(path, value), Row)
 
 
 def test_a_missing_field_is_refused() -> None:
@@ -239,7 +238,7 @@ def test_a_missing_field_is_refused() -> None:
             written = row_to_json(ROW)
             del written[key]
             with pytest.raises(FileError, match=rf"\$: Object missing required field `{key}`"):
-                row_from_json(written)
+                from_plain(written, Row)
 
 
 def test_what_could_not_be_read_is_not_written() -> None:
