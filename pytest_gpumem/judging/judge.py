@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.what_ran import merged_record
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import NOTHING_RAN, Measurement
+from pytest_gpumem.records.measurement import NOTHING_RAN, Measurement, Repeat
 from pytest_gpumem.records.row import LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.units import format_share, format_time
@@ -105,10 +105,11 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
             alike.append(process)
         else:
             left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
+    repeats = [Repeat(process.medians, process.overhead) for process in alike[1:]]
     return replace(
         measurement,
         what_ran=_ran_in_all(alike) or measurement.what_ran,
-        further=tuple(process.repeat for process in alike[1:]),
+        further=tuple(repeats),
         notes=(*measurement.notes, *left_out),
     )
 

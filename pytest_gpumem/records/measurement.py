@@ -238,11 +238,6 @@ class Measurement(Record, frozen=True, dict=True):
     """Seconds that the host takes to queue a launch: the median of the samples."""
 
     @property
-    def repeat(self) -> Repeat:
-        """What `further` keeps of another process's measurement."""
-        return Repeat(self.medians, self.overhead)
-
-    @property
     def samples(self) -> tuple[float, ...]:
         """All samples in seconds, placement after placement."""
         return tuple(chain.from_iterable(self.placements))

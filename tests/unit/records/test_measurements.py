@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from measurements import measurement
 
-from pytest_gpumem.records.measurement import MovedBytes, Repeat
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.reporting.row import asked_bandwidth
 
 PLACED = ((1e-3, 5e-3, 2e-3), (4e-3,))
@@ -25,11 +25,6 @@ def test_noise_is_a_share_of_the_latency() -> None:
         assert measurement(placements=PLACED, half_width=half_width).noise == (
             None if noise is None else pytest.approx(noise)
         ), half_width
-
-
-def test_what_a_row_keeps_of_a_further_process() -> None:
-    found = measurement(placements=PLACED, overhead=2e-6)
-    assert found.repeat == Repeat((2e-3, 4e-3), 2e-6)
 
 
 def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes() -> None:

@@ -30,6 +30,7 @@ from pytest_gpumem.records.schema import (
     FileError,
     document,
     document_from_json,
+    from_plain,
     row_to_json,
 )
 
