@@ -326,6 +326,7 @@ class Counters(Protocol):
 class Device(Protocol):
     """A GPU, real or simulated. Not thread-safe; one per process."""
 
+    facts: DeviceFacts
     streams: Streams
     kernels: DeviceKernels
     memory: DeviceMemory
@@ -333,9 +334,6 @@ class Device(Protocol):
     l2: L2
     counters: Counters
     footprints: Footprints
-
-    @property
-    def facts(self) -> DeviceFacts: ...
 
     def now(self) -> float:
         """Seconds on the host's clock, or on a virtual one."""

@@ -87,7 +87,7 @@ class CudaDevice(Device):
     counters: CudaCounters
 
     def __init__(self, index: int, facts: DeviceFacts) -> None:
-        self._index, self._facts = index, facts
+        self._index, self.facts = index, facts
         _check_same(index, facts)
         self._context = context = Context(index)
         with context.current():
@@ -101,10 +101,6 @@ class CudaDevice(Device):
             self.footprints = footprints(index)
             self.footprints.free_bytes = self.memory.free_without_ours
             self._conditions = ConditionReader(facts)
-
-    @property
-    def facts(self) -> DeviceFacts:
-        return self._facts
 
     def now(self) -> float:
         return time.perf_counter()

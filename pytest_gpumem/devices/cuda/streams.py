@@ -214,17 +214,13 @@ class CudaStreams:
             self._flags = memory.address
         if not self._free_slots:
             raise DeviceError(f"{_SLOTS} holds wait already: synchronize before asking for more")
-        slot = self._free_slots.pop()
+        slot = self._free_slots[-1]
         words = self._words[slot]
         words[:6] = 0
         flag = np.uint64(self._flags + slot * _SLOT_WORDS * 4)
         arguments = (flag, np.uint64(round(timeout * 1e9)))
-        try:
-            KernelCall(kernel, _ONE_THREAD, arguments, "holding a stream").queue(stream)
-        except BaseException:
-            self._free_slots.append(slot)
-            raise
-        hold = CudaHold(words, slot, stream, timeout)
+        KernelCall(kernel, _ONE_THREAD, arguments, "holding a stream").queue(stream)
+        hold = CudaHold(words, self._free_slots.pop(), stream, timeout)
         self._holds.append(hold)
         return hold
 

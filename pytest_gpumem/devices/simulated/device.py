@@ -37,7 +37,6 @@ from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import fingerprint
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, argument_text, what_ran
@@ -46,8 +45,8 @@ _Ready = tuple[Callable[[], object], Traffic, Step]  # effect, traffic and recor
 
 
 class SimulatedKernels(Facet, protocol.DeviceKernels):
-    def __init__(self, timeline: Timeline, roofline: Roofline, content: SimulatedContent) -> None:
-        super().__init__(timeline, roofline)
+    def __init__(self, timeline: Timeline, content: SimulatedContent) -> None:
+        super().__init__(timeline)
         self._content = content
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
@@ -231,19 +230,16 @@ class SimulatedDevice(protocol.Device):
     """A device with a datasheet's figures. The same seed and calls give the same times."""
 
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:
-        timeline = self.timeline = Timeline(datasheet)
-        roofline = self.roofline = Roofline(datasheet, seed)
-        self.streams = streams.SimulatedStreams(timeline, roofline)
-        self.memory = SimulatedMemory(timeline, roofline)
-        self.content = SimulatedContent(timeline, roofline)
-        self.kernels = SimulatedKernels(timeline, roofline, self.content)
-        self.l2 = SimulatedL2(timeline, roofline)
-        self.counters = SimulatedCounters(timeline, roofline)
+        self.roofline = Roofline(datasheet, seed)
+        self.facts = self.roofline.facts
+        timeline = self.timeline = Timeline(self.roofline)
+        self.streams = streams.SimulatedStreams(timeline)
+        self.memory = SimulatedMemory(timeline)
+        self.content = SimulatedContent(timeline)
+        self.kernels = SimulatedKernels(timeline, self.content)
+        self.l2 = SimulatedL2(timeline)
+        self.counters = SimulatedCounters(timeline)
         self.footprints = Footprints(None, ())
-
-    @property
-    def facts(self) -> DeviceFacts:
-        return self.roofline.facts
 
     def now(self) -> float:
         self.timeline.call()

@@ -16,7 +16,7 @@ from pytest_gpumem.devices import checks, protocol, values
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated import streams
-from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
+from pytest_gpumem.devices.simulated.roofline import Pages
 from pytest_gpumem.devices.simulated.streams import Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
@@ -63,8 +63,8 @@ def memory_name(allocation: Allocation) -> str:
 
 
 class SimulatedMemory(Facet, protocol.DeviceMemory):
-    def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
-        super().__init__(timeline, roofline)
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
         self._live: dict[int, Allocation] = {}
         self._ends = {"device": 0x7F00_0000_0000, "host": 0x5500_0000_0000}
 
@@ -75,16 +75,21 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._ends[side] = address + nbytes
         return address
 
-    def allocate(self, nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
+    def allocate(
+        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, **flags: bool
+    ) -> Allocation:
         if kind.on_peer:
             raise Unsupported(NO_PEER)
         self._check_free(nbytes, kind)
+        return self._allocate(nbytes, kind, mapped)
+
+    def _allocate(self, nbytes: int, kind: MemoryKind, mapped: bool = False) -> Allocation:
         address = host_address = 0
         if kind.on_host:
             host_address = self._address("host", nbytes)
         if not kind.on_host or kind is MemoryKind.REGISTERED:
             address = self._address("device", nbytes)
-        elif kind.locked and flags.get("mapped", True):
+        elif kind.locked and mapped:
             address = host_address
         if kind.managed:
             host_address = address
@@ -107,9 +112,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
-        address = self._address("device", nbytes)
-        kind, content = MemoryKind.MANAGED, _backing(nbytes)
-        return self._made(Allocation(kind, nbytes, address, address, content))
+        return self._allocate(nbytes, MemoryKind.MANAGED)
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         part = checks.part_of(allocation, offset, nbytes)

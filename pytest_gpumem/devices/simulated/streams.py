@@ -24,7 +24,6 @@ from pytest_gpumem.devices.protocol import (
     Stream,
     WindowSpec,
 )
-from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.records.what_ran import Step, StepKind
 
@@ -82,8 +81,9 @@ class SimulatedGraph:
 class Timeline:
     """The host's virtual clock, what is queued, and the capture that is under way."""
 
-    def __init__(self, sheet: Datasheet) -> None:
-        self.sheet = sheet
+    def __init__(self, roofline: Roofline) -> None:
+        self.roofline = roofline
+        self.sheet = roofline.sheet
         self.host = 0.0  # seconds on the host's clock
         self.latest = 0.0  # end of the last scheduled item of all streams
         self.handles = itertools.count(1)  # of streams; 0 names the default stream
@@ -186,8 +186,10 @@ class Timeline:
 
 
 class Facet:
-    def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
-        self._timeline, self._roofline = timeline, roofline
+    """A part of the device."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline, self._roofline = timeline, timeline.roofline
 
     def _touched_by_host(self, allocation: Allocation) -> None:
         """Wait, also for managed pages to come to the host."""
@@ -266,10 +268,7 @@ class SimulatedStreams(Facet, protocol.Streams):
             body()
         except Exception as error:
             # A function may dress the refusal up in another error.
-            cannot = timeline.cannot or CannotCapture(why_not_captured(error))
-            if cannot is error:
-                raise
-            raise cannot from error
+            timeline.cannot = timeline.cannot or CannotCapture(why_not_captured(error))
         finally:
             timeline.capturing = None
         if timeline.cannot is not None:

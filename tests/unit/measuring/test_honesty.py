@@ -103,7 +103,7 @@ def test_only_what_lies_beyond_the_link_counts_as_link_traffic(bench: Bench) -> 
 def test_persisting_l2_is_left_alone_on_a_mig_instance_which_has_none() -> None:
     for mig_profile, asked in ((None, ["l2.reset_persisting", "l2.set_aside"]), ("1g.18gb", [])):
         bench = Bench(CountedDevice())
-        bench.device.roofline.facts = replace(bench.device.facts, mig_profile=mig_profile)
+        bench.device.facts = replace(bench.device.facts, mig_profile=mig_profile)
         calls = list[str]()
         for verb in ("l2.reset_persisting", "l2.set_aside"):
             bench.device.before(verb, partial(calls.append, verb))
