@@ -23,7 +23,7 @@ from pytest_gpumem.records.row import (
     Difference,
     Row,
 )
-from pytest_gpumem.records.what_ran import WORD, Step, StepKind, WhatRan
+from pytest_gpumem.records.what_ran import WORD, Step, WhatRan
 from pytest_gpumem.units import short_bytes
 
 MOST = 12  # differences that are kept of a row
@@ -132,9 +132,9 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference
         for was, now in zip(before, after, strict=False):
             yield from _of_pair(was, now)
         for step in before[len(after) :]:
-            yield Difference(step.kind.value, was=_properties(step), name=step.name)
+            yield Difference(step.kind, was=_properties(step), name=step.name)
         for step in after[len(before) :]:
-            yield Difference(step.kind.value, now=_properties(step), name=step.name)
+            yield Difference(step.kind, now=_properties(step), name=step.name)
 
 
 def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
@@ -143,10 +143,10 @@ def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
         if field == "code" and (before is None or after is None):
             continue  # it was not watched
         if field not in _NOT_COMPARED and before != after:
-            yield Difference(now.kind.value, before, after, now.name, field)
+            yield Difference(now.kind, before, after, now.name, field)
     if was.arguments is not None and now.arguments is not None:
         for place, old, new in _of_arguments(was.arguments, now.arguments):
-            yield Difference(now.kind.value, old, new, now.name, place)
+            yield Difference(now.kind, old, new, now.name, place)
 
 
 def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -180,12 +180,12 @@ def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Diff
 
 
 def _token(step: Step) -> tuple[str, str]:
-    return step.kind.value, step.name
+    return step.kind, step.name
 
 
 def _properties(step: Step) -> str:
     """Return "64 blocks of 256" or "4 MiB pinned → device" of a step that a side alone has."""
-    if step.kind is StepKind.KERNEL:
+    if step.kind == "kernel":
         if not step.grid or not step.block:
             return ""
         return f"{shape(step.grid)} blocks of {shape(step.block)}"

@@ -3,9 +3,8 @@ gives equal records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 from msgspec.structs import replace
@@ -17,16 +16,9 @@ POINTER = 8
 LEAST_ADDRESS = 2**32
 """With unified virtual addressing a 64-bit process has no memory of CUDA below."""
 
-
-class StepKind(str, Enum):
-    """The kind of a step of a launch."""
-
-    KERNEL = "kernel"
-    COPY = "copy"
-    MEMSET = "memset"
-    SYNCHRONISATION = "synchronisation"  # The host waits: for the device, a stream or an event
-
-
+StepKind = Literal["kernel", "copy", "memset", "synchronisation"]
+"""What a step of a launch does; at a synchronisation the host waits for the device, a stream or an
+event."""
 PATTERN = r"^[0-9a-z?-]{1,9}( [0-9a-z?-]{1,9})*$"
 Argument = Annotated[str, Meta(pattern=PATTERN, max_length=2**17)]
 """An argument of a kernel by words of four bytes, the lowest first: hexadecimal numbers, `?` for a
@@ -80,42 +72,39 @@ class WhatRan(Record, frozen=True):
         """All steps in order."""
         return tuple(self.steps[index] for index in self.order)
 
-    def of(self, *kinds: StepKind) -> Iterator[Step]:
-        """The steps of some kinds, in order."""
-        return (step for step in self.launch if step.kind in kinds)
-
-    def _count(self, kind: StepKind) -> int:
-        return len(list(self.of(kind)))
+    def of(self, kind: StepKind) -> list[Step]:
+        """The steps of a kind, in order."""
+        return [step for step in self.launch if step.kind == kind]
 
     # Exact figures of the launch, for limits and comparisons; of no meaning if `order` is empty.
 
     @property
     def kernels(self) -> int:
-        return self._count(StepKind.KERNEL)
+        return len(self.of("kernel"))
 
     @property
     def copies(self) -> int:
-        return self._count(StepKind.COPY)
+        return len(self.of("copy"))
 
     @property
     def copied_bytes(self) -> int:
         """Bytes that copies move."""
-        return sum(step.nbytes or 0 for step in self.of(StepKind.COPY))
+        return sum(step.nbytes or 0 for step in self.of("copy"))
 
     @property
     def waits(self) -> int:
         """Times that the host waits."""
-        return self._count(StepKind.SYNCHRONISATION)
+        return len(self.of("synchronisation"))
 
     @property
     def registers(self) -> int:
         """Most registers of a thread of any kernel."""
-        return max((step.registers or 0 for step in self.of(StepKind.KERNEL)), default=0)
+        return max((step.registers or 0 for step in self.of("kernel")), default=0)
 
     @property
     def spill(self) -> int:
         """Most bytes of local memory of a thread of any kernel."""
-        return max((step.local or 0 for step in self.of(StepKind.KERNEL)), default=0)
+        return max((step.local or 0 for step in self.of("kernel")), default=0)
 
 
 def what_ran(

@@ -23,7 +23,6 @@ from pytest_gpumem.records.row import (
     Row,
     Value,
 )
-from pytest_gpumem.records.what_ran import StepKind
 from pytest_gpumem.units import format_rate, format_time, short_bytes, sizes
 
 EXACT = (
@@ -174,7 +173,7 @@ def exact_figures(row: Row) -> dict[str, int]:
     if ran is not None and ran.order:  # a launch was watched
         for name in ("kernels", "copies", "copied_bytes", "waits"):
             known[name] = getattr(ran, name)
-        if any(step.registers is not None for step in ran.of(StepKind.KERNEL)):
+        if any(step.registers is not None for step in ran.of("kernel")):
             known |= {"registers": ran.registers, "spill_bytes": ran.spill}
     if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
         known["waits"] = footprint.waits.count

@@ -35,7 +35,7 @@ from pytest_gpumem.records.migrations import (
     PageEvent,
     page_counts,
 )
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 
 BUFFER_BYTES = 2**17
 """Of a buffer of records, for which a first record waits; CUPTI requests more when it is full."""
@@ -319,14 +319,14 @@ def _step(cupti: Any, record: Any) -> Step | None:
         name = _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)
         if name is None:
             return None
-        step = Step(StepKind.SYNCHRONISATION, name)
+        step = Step("synchronisation", name)
     elif kind == "MEMSET":
         memory = _memory_kind(cupti, record.memory_kind)
-        step = Step(StepKind.MEMSET, memory=memory, nbytes=int(record.bytes))
+        step = Step("memset", memory=memory, nbytes=int(record.bytes))
     else:
         direction = cupti.ActivityMemcpyKind(int(record.copy_kind)).name  # "HTOD", "PTOP"
         step = Step(
-            StepKind.COPY,
+            "copy",
             direction.replace("TO", "2"),
             source=_memory_kind(cupti, record.src_kind),
             memory=_memory_kind(cupti, record.dst_kind),
@@ -342,10 +342,10 @@ def _what_ran(steps: Sequence[_PlacedStep], launches: Launches, begin: int, end:
     ordered = []
     calls: dict[int, list[str]] = {}  # names of the kernels of each call that launches
     for (number, _, start), step in sorted(steps, key=operator.itemgetter(0)):
-        if step.kind is StepKind.SYNCHRONISATION and not begin <= start <= end:
+        if step.kind == "synchronisation" and not begin <= start <= end:
             continue
         ordered.append(step)
-        if step.kind is StepKind.KERNEL:
+        if step.kind == "kernel":
             calls.setdefault(number, []).append(step.name)
     # The runtime and the driver number a call differently, but both in the order of the calls.
     launched = [launches[call] for call in sorted(launches) if launches[call] != []]
@@ -360,7 +360,7 @@ def _what_ran(steps: Sequence[_PlacedStep], launches: Launches, begin: int, end:
         identities += _of_launch(names, kernels or ())
     launched_steps, unknown = list[Step](), list[str]()
     for step in ordered:
-        if step.kind is not StepKind.KERNEL:
+        if step.kind != "kernel":
             launched_steps.append(step)
             continue
         code, arguments, why = identities.pop(0)
@@ -394,7 +394,7 @@ def _of_launch(
 
 def _kernel_step(record: Any) -> Step:
     return Step(
-        StepKind.KERNEL,
+        "kernel",
         str(record.name),
         grid=(int(record.grid_x), int(record.grid_y), int(record.grid_z)),
         block=(int(record.block_x), int(record.block_y), int(record.block_z)),

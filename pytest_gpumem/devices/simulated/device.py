@@ -39,7 +39,7 @@ from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, argument_text, what_ran
+from pytest_gpumem.records.what_ran import Step, WhatRan, argument_text, what_ran
 
 _Ready = tuple[Callable[[], object], Traffic, Step]  # effect, traffic and record of a kernel
 
@@ -150,7 +150,7 @@ def _computation(launch: Launch) -> Callable[[], None]:
 def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
     """A launch as a step. `code` stands for machine code."""
     return Step(
-        StepKind.KERNEL,
+        "kernel",
         name,
         code=hashlib.sha256(code.encode()).hexdigest(),
         grid=(shape.blocks, 1, 1),

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.simulated.roofline import Pages
 from pytest_gpumem.devices.simulated.streams import Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
-from pytest_gpumem.records.what_ran import Step, StepKind
+from pytest_gpumem.records.what_ran import Step
 from pytest_gpumem.units import GiB, KiB, MiB
 
 BACKED_BYTES = 256 * KiB  # the largest allocation that is real as a whole
@@ -221,7 +221,7 @@ class SimulatedContent(Facet, protocol.Content):
             effect()
             return
         traffic = self._roofline.traffic([(Access("", "write", nbytes, nbytes), allocation)])
-        ran = Step(StepKind.MEMSET, memory=memory_name(allocation), nbytes=nbytes)
+        ran = Step("memset", memory=memory_name(allocation), nbytes=nbytes)
         work = Operation(streams.COMPUTE, partial(self._roofline.kernel, traffic), effect, ran)
         self._timeline.queue(stream, work, streams.LAUNCH)
 
@@ -234,7 +234,7 @@ class SimulatedContent(Facet, protocol.Content):
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
         direction = _direction(source, destination)
         ran = Step(
-            StepKind.COPY,
+            "copy",
             direction,
             source=memory_name(source),
             memory=memory_name(destination),

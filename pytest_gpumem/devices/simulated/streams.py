@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import (
     WindowSpec,
 )
 from pytest_gpumem.devices.simulated.roofline import Roofline
-from pytest_gpumem.records.what_ran import Step, StepKind
+from pytest_gpumem.records.what_ran import Step
 
 COMPUTE, HOST_TO_DEVICE, DEVICE_TO_HOST = "compute", "host to device", "device to host"
 
@@ -152,7 +152,7 @@ class Timeline:
             start = max(time, self._free[item.engine])
             time = start + seconds
             ran = item.ran
-            if self.spans is not None and ran is not None and ran.kind is not StepKind.MEMSET:
+            if self.spans is not None and ran is not None and ran.kind != "memset":
                 blocks = math.prod(ran.grid or (0,))
                 self.spans.append(Span(ran.name, blocks, start, time, stream.handle))
             self._free[item.engine] = time
@@ -222,7 +222,7 @@ class SimulatedStreams(Facet, protocol.Streams):
         timeline = self._timeline
         timeline.forbid_capture("it synchronises")
         kind = "device" if stream is None else "stream"
-        timeline.watch(Step(StepKind.SYNCHRONISATION, kind), stream)
+        timeline.watch(Step("synchronisation", kind), stream)
         timeline.wait(stream)
         expired = timeline.expired if stream is None else timeline.expired & {stream}
         if expired:

@@ -32,7 +32,7 @@ from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict
-from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+from pytest_gpumem.records.what_ran import Step, what_ran
 
 TEST = "tests/test_a.py::test_triad"
 FAIL, UNDECIDED = Outcome.FAIL, Outcome.UNDECIDED
@@ -194,7 +194,7 @@ LATENCY = LimitResult("max_latency", FAIL)
 
 def judged(*results: LimitResult, **limits: Any) -> Row:
     """A row with three copies and a peak of 96 bytes."""
-    copies = [Step(StepKind.COPY, "H2D", nbytes=8)] * 3
+    copies = [Step("copy", "H2D", nbytes=8)] * 3
     given: dict[str, Any] = {
         "max_regression": "1%",
         "max_peak_regression": "0 B",

@@ -16,11 +16,11 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Difference, LimitResult, Row, Verdict
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 from pytest_gpumem.reporting.row import describe
 
 KERNEL = Step(
-    StepKind.KERNEL,
+    "kernel",
     "triad",
     code="c0de",
     grid=(64, 1, 1),
@@ -30,8 +30,8 @@ KERNEL = Step(
     stream=0,
 )
 OTHER = replace(KERNEL, name="scale", code="5ca1e")
-COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4 * 2**20, stream=0)
-WAIT = Step(StepKind.SYNCHRONISATION, "stream")
+COPY = Step("copy", "H2D", source="pinned", memory="device", nbytes=4 * 2**20, stream=0)
+WAIT = Step("synchronisation", "stream")
 
 
 def of(base: Sequence[Step], head: Sequence[Step]) -> list[Difference]:

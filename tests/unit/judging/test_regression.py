@@ -20,11 +20,11 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Verdict
-from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+from pytest_gpumem.records.what_ran import Step, what_ran
 
 ONE_PERCENT = Limits(max_regression="1%", origin={"max_regression": "marker"})
-RAN = what_ran([Step(StepKind.KERNEL, "triad", code="a", arguments=("device -", "7f12"))], {})
-OTHER = what_ran([Step(StepKind.KERNEL, "triad", code="b", arguments=("device -", "7f12"))], {})
+RAN = what_ran([Step("kernel", "triad", code="a", arguments=("device -", "7f12"))], {})
+OTHER = what_ran([Step("kernel", "triad", code="b", arguments=("device -", "7f12"))], {})
 
 
 def against(

@@ -15,11 +15,11 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 from pytest_gpumem.units import MiB, QuantityError
 
 TRIAD = Step(
-    StepKind.KERNEL,
+    "kernel",
     "triad",
     code="a",
     grid=(64, 1, 1),
@@ -29,8 +29,8 @@ TRIAD = Step(
     stream=0,
 )
 SCALE = replace(TRIAD, name="scale", registers=16, local=0)
-COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=2**20, stream=0)
-WAIT = Step(StepKind.SYNCHRONISATION, "stream", stream=0)
+COPY = Step("copy", "H2D", source="pinned", memory="device", nbytes=2**20, stream=0)
+WAIT = Step("synchronisation", "stream", stream=0)
 SOME = what_ran([COPY, TRIAD, SCALE, COPY, WAIT], {})
 
 

@@ -14,7 +14,7 @@ from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 from pytest_gpumem.units import MiB
 
 N = 16 * MiB
@@ -165,7 +165,7 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
         if left[0] == "lost":
             raise Undelivered(f"CUPTI {left.pop(0)} kernels")
         return what_ran(
-            [Step(StepKind.KERNEL, "k", code=left[0])],
+            [Step("kernel", "k", code=left[0])],
             {},
             not_watched=None if left.pop(0) else "unknown code",
         )

@@ -13,7 +13,6 @@ from pytest_gpumem.judging.what_ran import masked, merged_record, ran_the_same
 from pytest_gpumem.records.what_ran import (
     PATTERN,
     Step,
-    StepKind,
     WhatRan,
     argument_text,
     what_ran,
@@ -69,7 +68,7 @@ def test_words_that_differ_are_left_out_and_no_others(blocks: tuple[bytes, bytes
 
 
 def launch(*texts: str, code: str = "a") -> WhatRan:
-    return what_ran([Step(StepKind.KERNEL, "k", code=code, arguments=texts)], {})
+    return what_ran([Step("kernel", "k", code=code, arguments=texts)], {})
 
 
 def test_the_digest_is_of_the_arguments_too() -> None:
@@ -92,9 +91,7 @@ def test_words_that_differ_between_launches_are_left_out() -> None:
     assert both.steps[0].arguments == ("5", "? 9")
     assert merged_record([launch("5"), launch("5", "6")]) is None
     assert merged_record([launch("5"), launch("5", code="b")]) is None
-    assert (
-        merged_record([launch("5"), what_ran([Step(StepKind.KERNEL, "k", code="a")], {})]) is None
-    )
+    assert merged_record([launch("5"), what_ran([Step("kernel", "k", code="a")], {})]) is None
     same = merged_record([launch("5"), launch("5")])
     assert same is not None
     assert same == launch("5")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.row import Comparison, Row
-from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+from pytest_gpumem.records.what_ran import Step, what_ran
 from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.exports import as_csv, as_json
 
@@ -46,9 +46,9 @@ FOOTPRINT = Footprint(
 )
 RAN = what_ran(
     [
-        Step(StepKind.KERNEL, "triad", code="1", registers=24, local=16),
-        Step(StepKind.COPY, "HtoD", nbytes=512),
-        Step(StepKind.SYNCHRONISATION, "stream"),
+        Step("kernel", "triad", code="1", registers=24, local=16),
+        Step("copy", "HtoD", nbytes=512),
+        Step("synchronisation", "stream"),
     ],
     {},
 )
