@@ -203,8 +203,8 @@ def test_a_crash_loses_one_process_of_a_side_that_collects_once(project: Project
     call = "    measure(gpu_benchmark, device_buffer, gpu_kernels, NBYTES)"
     project.write("test_it.py", collected + TESTS.replace(call, crash + call))
     project.commit()
-    done = project.duet("main", "--json", "out.json")
-    assert done.returncode == 0, done.stderr
+    done = project.duet("main", "--json", "out.json", "--strict")
+    assert done.returncode == 6, done.stderr  # the device is simulated
     assert set(verdicts(project.folder / "out.json").values()) == {"PASS"}
     assert done.stderr.count("pair 2 is taken again: test_it.py::test_mine: ") == 1
     assert "crashed: ended by SIGKILL" in done.stderr
@@ -284,25 +284,161 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     assert "no such test on either side" in done.stdout
 
 
-def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
-    project.write(
-        "test_it.py",
-        TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1").replace("64 <<", "128 <<")
-        + NEW,
-    )
+SIDES = """
+import os
+import pytest
+from kern import HEAD
+
+def copy(gpu_benchmark, device_buffer, gpu_kernels, mib=64, **keywords):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(mib << 20), device_buffer(mib << 20), **keywords)
+
+def test_breaks(gpu_benchmark, device_buffer, gpu_kernels):
+    copy(gpu_benchmark, device_buffer, gpu_kernels)
+    assert not HEAD
+
+def test_broken(gpu_benchmark, device_buffer, gpu_kernels):
+    copy(gpu_benchmark, device_buffer, gpu_kernels)
+    assert HEAD
+
+def test_always_broken(gpu_benchmark):
+    assert False
+
+def test_skips(gpu_benchmark, device_buffer, gpu_kernels):
+    if not HEAD:
+        pytest.skip("no torch")
+    copy(gpu_benchmark, device_buffer, gpu_kernels)
+
+@pytest.mark.parametrize("limit", ["900%", None])
+def test_slower(gpu_benchmark, device_buffer, gpu_kernels, limit):
+    size = 128 if HEAD else 64
+    copy(gpu_benchmark, device_buffer, gpu_kernels, size, label="slow", max_regression=limit)
+    copy(gpu_benchmark, device_buffer, gpu_kernels, label="new" if HEAD else "old")
+"""
+
+
+def test_what_differs_between_the_sides(project: Project) -> None:
+    project.write("kern.py", "HEAD = False\n")
+    project.write("test_it.py", SIDES)
+    project.commit()
+    project.write("kern.py", "HEAD = True\n")
+    project.write("test_new.py", TESTS.replace("from kern import NBYTES", "NBYTES = 1 << 20"))
+    project.write("test_import.py", "import no_such_library\n")
     done = project.duet("main", "--json", "out.json", "--max-regression", "5%")
     assert done.returncode == 1, done.stderr
-    found = {
-        one["key"].partition("::")[2]: one
-        for one in json.loads((project.folder / "out.json").read_text())["verdicts"]
-    }
+    document = json.loads((project.folder / "out.json").read_text())
+    found = {one["key"].partition("::")[2]: one for one in document["verdicts"]}
     assert {name: one["outcome"] for name, one in found.items()} == {
-        "test_mine": "FAIL",
-        "test_same": "FAIL",
-        "test_new": "NEW",
+        "test_breaks": "FAIL",
+        "": "FAIL",  # test_import.py
+        "test_broken": None,
+        "test_always_broken": None,
+        "test_skips": None,
+        r"test_slower[900%][slow]": "PASS",
+        r"test_slower[None][slow]": "FAIL",
+        r"test_slower[900%][old]": None,
+        r"test_slower[None][old]": None,
+        r"test_slower[900%][new]": "NEW",
+        r"test_slower[None][new]": "NEW",
+        "test_mine": "NEW",
+        "test_same": "NEW",
     }
-    assert "assert 67108864 == 1" in found["test_mine"]["sentence"]
-    assert found["test_same"]["paired"]["change"] > 0.9
+    sentences = {name: one["sentence"] for name, one in found.items()}
+    assert sentences["test_breaks"] == "head: failed, assert not True"
+    assert "No module named 'no_such_library'" in sentences[""]
+    assert sentences["test_skips"] == "base: skipped, Skipped: no torch"
+    assert sentences["test_broken"] == "base: failed, assert False"
+    assert found[r"test_slower[None][slow]"]["paired"]["change"] > 0.9
+
+
+COUNTED = """
+from kern import HEAD
+
+def number(name):
+    with open(f"{FOLDER}/{name}", "a") as file:
+        file.write(".")
+        return file.tell()
+
+def copy(gpu_benchmark, device_buffer, gpu_kernels, kib=65536):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(kib << 10), device_buffer(kib << 10))
+
+def test_noisy(gpu_benchmark, device_buffer, gpu_kernels):
+    slow = HEAD and number("noisy") == 1
+    copy(gpu_benchmark, device_buffer, gpu_kernels, 65536 + 5300 * slow)
+
+def test_once(gpu_benchmark, device_buffer, gpu_kernels):
+    copy(gpu_benchmark, device_buffer, gpu_kernels)
+
+def test_always(gpu_benchmark, device_buffer, gpu_kernels):
+    copy(gpu_benchmark, device_buffer, gpu_kernels)
+
+def test_fails_at_last(gpu_benchmark, device_buffer, gpu_kernels):
+    copy(gpu_benchmark, device_buffer, gpu_kernels)
+    assert not HEAD or number("fails") < 4
+"""
+THROTTLED = """
+import pytest
+from kern import HEAD
+from test_it import number
+
+@pytest.hookimpl(trylast=True)
+def pytest_benchmark_update_json(output_json):
+    for row in output_json["gpumem"]["rows"]:
+        name = row["nodeid"].partition("::")[2]
+        if HEAD and (name == "test_always" or (name == "test_once" and number(name) == 3)):
+            row["verdict"] |= {"outcome": "UNDECIDED", "code": "conditions", "reason": "throttled"}
+"""
+
+
+def test_what_is_open_is_measured_on_and_a_disturbed_pair_again(project: Project) -> None:
+    project.write("kern.py", "HEAD = False\n")
+    project.write("test_it.py", f"FOLDER = {str(project.folder.parent)!r}\n{COUNTED}")
+    project.write("conftest.py", THROTTLED)
+    project.commit()
+    project.write("kern.py", "HEAD = True\n")
+    done = project.duet("main", "--json", "out.json", "--max-regression", "10%")
+    assert done.returncode == 1, done.stderr
+    document = json.loads((project.folder / "out.json").read_text())
+    found = {one["key"].partition("::")[2]: one for one in document["verdicts"]}
+    assert {
+        name: (one["outcome"], one["paired"] and one["paired"]["pairs"])
+        for name, one in found.items()
+    } == {
+        "test_noisy": ("PASS", 8),
+        "test_once": ("PASS", 5),
+        "test_always": ("UNDECIDED", None),
+        "test_fails_at_last": ("FAIL", 3),
+    }
+    sentence = "head, also when it was taken again: throttled"
+    assert found["test_always"]["sentence"] == sentence
+    assert found["test_fails_at_last"]["sentence"].startswith("head: failed, AssertionError: ")
+    processes = document["processes"]
+    again = [(one["pair"], one["attempt"], *one["rows"]) for one in processes if one["attempt"] > 1]
+    # Each by a process of each side, of what is to be measured again alone.
+    assert again == [
+        again_of
+        for pair, attempt, name in [
+            (1, 2, "test_always"),
+            (1, 3, "test_always"),
+            (3, 2, "test_once"),
+            (4, 2, "test_fails_at_last"),
+            (4, 3, "test_fails_at_last"),
+        ]
+        for again_of in [(pair, attempt, f"test_it.py::{name}")] * 2
+    ]
+    assert [one["side"] for one in processes[2:4]] == [one["side"] for one in processes[:2]]
+    last = [list(one["rows"]) for one in processes if one["pair"] > 5]
+    assert last == [["test_it.py::test_noisy"]] * 6
+
+
+def test_sides_on_two_devices_and_a_head_that_changes_are_refused(project: Project) -> None:
+    project.write("pytest.ini", "[pytest]\ngpumem_device = sim:h200\n")
+    project.commit()
+    project.write("pytest.ini", "[pytest]\ngpumem_device = sim\n")
+    said = complaint(project.run("duet", "main", "--", *PROCESSES[2:]))
+    assert "the processes ran on different devices: " in said
+    project.write("test_it.py", TESTS + "    open('made.py', 'w').close()\n")
+    assert "was changed while it was measured; begin anew" in complaint(project.duet("main"))
+    assert project.worktrees == 1
 
 
 def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from pytest_gpumem.judging.duet import LOOKS, judge_pairs, of_peaks
+from pytest_gpumem.judging.duet import LOOKS, judge_pairs, of_pairs, of_peaks
 from pytest_gpumem.judging.finding import Check
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
@@ -74,6 +74,10 @@ def test_an_open_row_says_at_which_limit_it_would_pass() -> None:
     assert low < judged.change < 0.01 < high
     assert judge_pairs(log_ratios, math.log1p(high + 1e-5)).outcome is Outcome.PASS
     assert judge_pairs(log_ratios, math.log1p(high - 1e-5)).outcome is Outcome.UNDECIDED
+    finding = of_pairs(Check("max_regression", "1%", "marker"), judged)
+    assert finding.reason.endswith(
+        f": open at max_regression 1%; at {100 * high:.3g} % it would pass"
+    )
 
 
 def test_a_change_is_a_share_and_a_single_pair_has_no_interval() -> None:

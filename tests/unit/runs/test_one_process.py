@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from known_devices import H100
-from processes import row
+from measurements import measurement
 
-from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.plugin.experiment_process import selected
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs import processes
 from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord
@@ -67,7 +69,8 @@ def outcome(nodeid: str, outcome: str, why: str) -> str:
 
 
 def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
-    measured = row("t.py::test_a", 1e-4, placements=((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4)))
+    taken = measurement(placements=((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4)))
+    measured = Row("t.py::test_a", Limits(), Verdict(Outcome.MEASURED, "no limit"), taken)
     text = json.dumps(document(H100, [measured], {"budget": 1.0}))
     program = READY + "assert request == ['t.py::test_a']\nsay(finished='t.py::test_a')\n"
     program += f"say(results=json.loads({text!r}))\nsay(exit=0, strays=[])"
