@@ -156,7 +156,7 @@ class _CodeTarget(Target):
         self._case, self._buffers, self._named = case, arena, named
         self._moved, self._reads, self._writes = moved, reads, writes
 
-    def _bind(self, *, first: bool = False) -> None:
+    def _bind(self) -> None:
         """Make launch and restore for where the buffers now are."""
         case, call = self._case, self.device.kernels.call
         self._queues = [partial(call, self._foreign(case.launch, case.reference))]
@@ -164,7 +164,7 @@ class _CodeTarget(Target):
         if case.restore is not None:
             reference = None if self._on_simulated else case.restore
             self.prepare = partial(call, self._foreign(case.restore, reference))
-        self.capture(first=first)
+        self.capture()
 
     def _describe(self, *notes: str) -> None:
         """Fill in the fields for the case and its buffers as they are now."""
@@ -282,7 +282,7 @@ class CallTarget(_CodeTarget):
                 movable.append(value)
         self._arena, self._movable, self.moves = arena, movable, bool(movable)
         self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
-        self._bind(first=True)
+        self._bind()
         stays = "one placement: the callable's arrays are its own; a Case is built anew for each"
         self._describe(*(() if self.moves else (stays,)))
 

@@ -19,7 +19,7 @@ from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
 from pytest_gpumem.measuring.samplers import Sampler
-from pytest_gpumem.measuring.target import NotChecked, Target
+from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.options import MODES
@@ -34,7 +34,6 @@ from pytest_gpumem.units import format_share, format_time
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5
 WAIT_SHARE = 0.3  # share of the budget to wait while the device is throttled or busy
-LONG = 0.025  # seconds of foreign work that does not notice new page tables
 LOOKS = 3  # looks for other work before the samples, and after them
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of the conditions, or two looks
 
@@ -184,11 +183,7 @@ class _Measuring:
         if self.target.verify is None:
             return None
         with self._range("check"):
-            try:
-                self.target.check()
-            except NotChecked as reason:
-                return str(reason)
-        return None
+            return self.target.check()
 
     def _sample(self) -> None:
         """Warm up, then sample placement after placement."""
@@ -217,9 +212,7 @@ class _Measuring:
                     limit = stopping.affordable(cost, budget)
                     # Capturing a batch for each placement takes longer than a cold sample.
                     at_once = wanted if sampler.in_batches else most
-                    # Long work does not notice new page tables.
-                    warm = not (target.foreign and cost > LONG)
-                    moved = sampler.move(min(wanted, limit), min(at_once, limit), warm=warm)
+                    moved = sampler.move(min(wanted, limit), min(at_once, limit))
                     if not moved and started:
                         break
                 self._sample_placements(wanted, cost, begun, budget)

@@ -233,8 +233,8 @@ class Sampler:
             self.readings.drop()
             self.renew()
 
-    def move(self, wanted: int, most: int, *, warm: bool) -> bool:
-        """Go to fresh addresses, and sample there if `warm`; return False if memory is short."""
+    def move(self, wanted: int, most: int) -> bool:
+        """Go to fresh addresses, and launch there once or twice; return False if memory is short."""
         moved = True
         try:
             self.target.move(wanted, most, self._random)
@@ -248,8 +248,8 @@ class Sampler:
             # A case may make a new kernel, which is loaded at its first launch: not behind a hold.
             self.launch_once()
         self.renew()  # a graph would launch on old addresses
-        if moved and warm:
-            self.samples(1 if self.target.places > 1 or self.target.foreign else 2)
+        if moved and not self.target.foreign:
+            self.samples(1 if self.target.places > 1 else 2)
         return moved
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:

@@ -108,15 +108,17 @@ class Target:
         if wait:
             self.device.streams.synchronize()
 
-    def check(self) -> None:
-        """Verify a launch on poisoned outputs and restored inputs.
-
-        Raises `WrongResult`, or `NotChecked` where memory is short.
+    def check(self) -> str | None:
+        """Verify a launch on poisoned outputs and restored inputs, or return why memory is too
+        short for that. Raises `WrongResult`.
         """
         # What restores, launches and verifies need not be on any stream of ours.
         synchronize = self.device.streams.synchronize
         assert self.verify is not None
-        self.poison(self.stream)
+        try:
+            self.poison(self.stream)
+        except NotChecked as reason:
+            return str(reason)
         synchronize()
         self.prepare(self.stream)
         synchronize()
@@ -126,8 +128,9 @@ class Target:
         for buffer in self.managed:
             buffer.put_home(self.stream)
         synchronize(self.stream)
+        return None
 
-    def capture(self, *, first: bool = False) -> None:
+    def capture(self) -> None:
         """Launch a graph from now on, if the window is to be on a graph's kernels.
 
         Raises `BadCall`: no kernel could carry the window. Raises `CannotCapture`.
@@ -135,10 +138,9 @@ class Target:
         window, streams = self.window, self.device.streams
         if window is None or window.where != "graph":
             return
-        if first:
-            # What loads or sets up something waits, which no capture can.
-            self.launch(0, self.stream)
-            streams.synchronize()
+        # What loads or sets up something waits, which no capture can.
+        self.launch(0, self.stream)
+        streams.synchronize()
         body = partial(self.launch, 0, self.stream)
         graph = streams.capture(self.stream, body, window=window.spec)
         windows = streams.windows(graph)
@@ -262,7 +264,7 @@ class KernelTarget(Target):
                 buffer.put_home(arena.stream)
         self._poison_outputs, self.verify = checking(bound, buffers, values, self._saved)
         self.poison = self._poison
-        self.capture(first=True)
+        self.capture()
 
         self.moves = bool(self._movable)
         self.waits = any(buffer.kind.pageable for buffer in buffers.values())
