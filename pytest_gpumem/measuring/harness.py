@@ -176,9 +176,8 @@ class Harness:
     def floors(self) -> Floors:
         """Return what readings contain besides the timed work."""
         if self._floors is None:
-            streams, hold = self.streams, not (self.profiled or self.device.launches_wait())
-            empty = self._readings(streams, None, FLOOR_SAMPLES, hold=hold)
-            launch = sorted(self._readings(streams, self.idle, FLOOR_SAMPLES, hold=hold))
+            empty = self._readings(self.streams, None, FLOOR_SAMPLES)
+            launch = sorted(self._readings(self.streams, self.idle, FLOOR_SAMPLES))
             # The mean of the middle half is finer than ticks, and ignores outliers.
             quarter = len(launch) // 4
             middle = float(np.mean(launch[quarter : len(launch) - quarter]))
@@ -202,18 +201,18 @@ class Harness:
         return launch
 
     def _readings(
-        self, streams: Sequence[Stream], launch: Launch | None, rounds: int, *, hold: bool
+        self, streams: Sequence[Stream], launch: Launch | None, rounds: int
     ) -> list[float]:
         """Return the seconds between two events around a loaded launch, each stream in turn.
 
         The first of the rounds, whose launches are slow, is left out.
         """
-        device = self.device
+        device, plain = self.device, self.profiled or self.device.launches_wait()
         start, end = device.streams.event(), device.streams.event()
         seconds = []
         for _ in range(rounds):
             for stream in streams:
-                with uncollected(), holding(device, stream) if hold else nullcontext():
+                with uncollected(), nullcontext() if plain else holding(device, stream):
                     device.streams.record(start, stream)
                     if launch is not None:
                         device.kernels.launch(launch, stream)
@@ -229,7 +228,7 @@ class Harness:
             return False
         if self._after_a_pause() > SURELY_BUSY:
             return True
-        (reading,) = self._readings(self.streams[:1], self.idle, 2, hold=True)
+        (reading,) = self._readings(self.streams[:1], self.idle, 2)
         # Twice the usual, or 30 us where the usual is slow.
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
@@ -269,7 +268,6 @@ class Disturbances:
         self.seen: list[Conditions] = []  # between the first sample and the last
         self.notes: list[str] = []
         self._looked = 0.0  # when the last look ended
-        self._clocks: list[float | None] = []  # SM clock that ran, of each group of samples
 
     def wait_out(self) -> None:
         """Wait while the device is throttled or busy."""
@@ -298,8 +296,7 @@ class Disturbances:
         `clocks`: hertz of the SM clock that ran, where they are known.
         """
         reported = self._device.conditions()
-        self._clocks.append(statistics.median(clocks) if clocks else None)
-        conditions = self._only_slowing(reported, self._clocks[-1])
+        conditions = self._only_slowing(reported, clocks)
         self.seen.append(conditions)
         if self._device.now() - self._looked >= LOOK_SECONDS:
             self.look(1)
@@ -307,18 +304,12 @@ class Disturbances:
             self.wait_out()
         return bool(conditions.throttle_reasons)
 
-    def only_slowing(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
-        """Return the conditions with those throttle reasons alone that slowed the samples."""
-        if not self._clocks:
-            return before, after
-        return self._only_slowing(before, self._clocks[0]), self._only_slowing(
-            after, self._clocks[-1]
-        )
-
-    def _only_slowing(self, reported: Conditions, ran_at_hz: float | None) -> Conditions:
+    def _only_slowing(self, reported: Conditions, clocks: Sequence[float]) -> Conditions:
         """Drop all throttle reasons if the SM clock ran at full speed."""
         highest, reasons = self._device.facts.sm_clock_hz, reported.throttle_reasons
-        if not reasons or ran_at_hz is None or highest is None or ran_at_hz < FULL_SPEED * highest:
+        if not reasons or not clocks or highest is None:
+            return reported
+        if statistics.median(clocks) < FULL_SPEED * highest:
             return reported
         full = f"{100 * FULL_SPEED:.0f} % or more of {highest / 1e6:.0f} MHz"
         self.notes.append(f"{', '.join(reasons)} reported, but the SM clock ran at {full}")

@@ -120,10 +120,8 @@ class _Measuring:
             harness, target, plan.mode, plan.sampler, self.arena.seed, self.name
         )
         self.others.wait_out()
-        before = device.conditions()
         self._sample()
         others, readings = self.others, sampler.readings
-        before, after = others.only_slowing(before, device.conditions())
 
         # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
         migrations, ran = None, None
@@ -157,7 +155,7 @@ class _Measuring:
             footprint=target.footprint,
             floor=floors.empty / sampler.batch if sampler.in_batches else floors.empty,
             overhead=floors.launch if sampler.name == "blocked" else None,
-            conditions=(before, after),
+            conditions=(others.seen[0], others.seen[-1]),
             during=worst(others.seen),
             discarded=readings.discarded,
             window=window,
@@ -316,6 +314,7 @@ class _Measuring:
         sampler.readings.begin(1)
         sampler.readings.add(sampler.samples(PROFILED_SAMPLES), throttled=False)
         sampler.readings.finish()
+        self.others.seen.append(self.device.conditions())
         self.notes.append("measured under a profiler: times are not comparable")
 
     def _counting(self, medians: list[float]) -> list[float]:

@@ -196,7 +196,8 @@ class Sampler:
             target.launch(0, target.stream)
         device.streams.synchronize()
 
-    def ready(self) -> None:
+    def renew(self) -> None:
+        """Make what samples need, for where the target is and for its present latency."""
         target, hot = self.target, self._mode == "hot"
         self._streams: tuple[Stream, ...] = (target.stream,)
         if target.any_stream:
@@ -208,10 +209,6 @@ class Sampler:
         )
         # Launches of several placements evict each other's data.
         self._untimed = UNTIMED if hot and target.places > 1 else 0
-
-    def renew(self) -> None:
-        """Make what samples need, for where the target is and for its present latency."""
-        self.ready()
         self._start, self._end = self._device.streams.event(), self._device.streams.event()
         self._count = 0
         self._batch = self.batch

@@ -198,7 +198,7 @@ class Measurement(Record, frozen=True, dict=True):
     is meaningful."""
     floor: Seconds
     """Seconds that two events with nothing between them read: no latency below it is real."""
-    conditions: tuple[Conditions, Conditions]  # Before the first and after the last sample
+    conditions: tuple[Conditions, Conditions]  # After the first and the last group of samples
     discarded: Count = 0  # Samples under throttling, which are not among `placements`
     window: Window | None = None  # Access-policy window, if the stream had a window
     profiled: bool = False  # A profiler was attached: the times are not comparable
@@ -211,7 +211,7 @@ class Measurement(Record, frozen=True, dict=True):
     """Seconds between two events with an empty launch between them: part of `latency`, and a
     property of the process. None where the sampler's readings contain it in another way."""
     during: Conditions | None = None
-    """The least favourable conditions between the first and the last sample."""
+    """The least favourable conditions after any group of samples."""
     overlap: Overlap | None = None
     """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None

@@ -160,7 +160,7 @@ def test_what_never_enters(tmp_path_factory: pytest.TempPathFactory) -> None:
         (row(failed=True), "its test failed"),
         (row(outcome=Outcome.FAIL), "FAIL: because"),
         (row(profiled=True), "a profiler was attached"),
-        (row(conditions=THROTTLED), r"throttled after the samples \(sw_power_cap\)"),
+        (row(conditions=THROTTLED), r"throttled at the last samples \(sw_power_cap\)"),
         (row(conditions=CROWDED), "1 other process on the device"),
         (row(measurement=None), "nothing was measured"),
         (row(verdict=Verdict(Outcome.PASS, "", simulated=True)), "it is simulated"),

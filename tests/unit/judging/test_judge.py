@@ -163,7 +163,7 @@ def test_conditions_that_forbid_a_judgement(bench: Any, h100: DeviceFacts) -> No
                     Conditions(sm_clock_hz=1.2e9, throttle_reasons=("sw_power_cap",)),
                 )
             },
-            "throttled after the samples (sw_power_cap at 1200 MHz)",
+            "throttled at the last samples (sw_power_cap at 1200 MHz)",
         ),
         (
             {"conditions": (Conditions(other_processes=2), Conditions())},

@@ -41,7 +41,7 @@ def test_what_is_left_out_is_said(bench: Any) -> None:
     assert result.further == ()
     assert result.notes == (
         "process 2 of 6 is left out: it measured triad, host, clean-cold",
-        "process 3 of 6 is left out: throttled after the samples (sw_power_cap)",
+        "process 3 of 6 is left out: throttled at the last samples (sw_power_cap)",
         "process 4 of 6 is left out: it has no such row",
         "process 5 of 6 is left out: it has no such row",
         "process 6 of 6 is left out: it measured triad, held, hot",
