@@ -231,7 +231,7 @@ class Sampler:
             self.renew()
 
     def move(self, wanted: int, most: int) -> bool:
-        """Go to fresh addresses, and launch there once or twice; return False if memory is short."""
+        """Go to fresh addresses, and launch there; return False if memory is short."""
         moved = True
         try:
             self.target.move(wanted, most, self._random)
