@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, OutOfMemory
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.units import GiB
@@ -20,6 +21,14 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         host_address and host_address + offset,
         backing=allocation,
     )
+
+
+def check_free(nbytes: int, kind: MemoryKind, free: int) -> None:
+    if nbytes > free:
+        raise OutOfMemory(
+            f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, {free / GiB:.3g} GiB are "
+            "free"
+        )
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:

@@ -57,7 +57,10 @@ class Undelivered(NotCounted):
 
 
 class HoldExpired(DeviceError):
-    """The hold of a stream timed out: the host waited for work that was queued behind it."""
+    """The hold of a stream timed out."""
+
+    def __init__(self) -> None:
+        super().__init__("a held stream timed out: the host waited for work queued behind the hold")
 
 
 class MemoryKind(str, Enum):

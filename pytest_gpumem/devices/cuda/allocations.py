@@ -16,7 +16,7 @@ import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.checks import check_oversubscription, part_of
+from pytest_gpumem.devices.checks import check_free, check_oversubscription, part_of
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
 from pytest_gpumem.devices.cuda.guests import arrays
@@ -88,11 +88,7 @@ class CudaMemory:
             self._empty_pools()
             self.make_room()
             free = self.free_bytes(kind)
-        if nbytes > free:
-            raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} "
-                "GiB are free"
-            )
+        check_free(nbytes, kind, free)
         flags = R.cudaHostAllocPortable if portable else R.cudaHostAllocDefault
         if mapped:
             flags |= R.cudaHostAllocMapped

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from pytest_gpumem.devices import checks, protocol, values
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
-from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages
 from pytest_gpumem.devices.simulated.streams import Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
 from pytest_gpumem.records.what_ran import Step
-from pytest_gpumem.units import GiB, KiB, MiB
+from pytest_gpumem.units import KiB, MiB
 
 BACKED_BYTES = 256 * KiB  # the largest allocation that is real as a whole
 PREFIX_BYTES = 32 * KiB  # what is real of larger ones: each launch computes its result
@@ -80,7 +80,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     ) -> Allocation:
         if kind.on_peer:
             raise Unsupported(NO_PEER)
-        self._check_free(nbytes, kind)
+        checks.check_free(nbytes, kind, self.free_bytes(kind))
         return self._allocate(nbytes, kind, mapped)
 
     def _allocate(self, nbytes: int, kind: MemoryKind, mapped: bool = False) -> Allocation:
@@ -102,14 +102,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             self._roofline.pages[id(allocation)] = Pages(self._roofline)
         return allocation
 
-    def _check_free(self, nbytes: int, kind: MemoryKind) -> None:
-        free = self.free_bytes(kind)
-        if nbytes > free:
-            raise OutOfMemory(
-                f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, {free / GiB:.3g} GiB "
-                "are free on the simulated device"
-            )
-
     def oversubscribe(self, nbytes: int) -> Allocation:
         checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
         return self._allocate(nbytes, MemoryKind.MANAGED)
@@ -123,7 +115,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         kind, address = MemoryKind.PAGEABLE, 0
         if register:
             kind, address = MemoryKind.REGISTERED, self._address("device", array.nbytes)
-        self._check_free(array.nbytes, kind)
+        checks.check_free(array.nbytes, kind, self.free_bytes(kind))
         content = array.reshape(-1).view(np.uint8)[: len(_backing(array.nbytes))]
         return self._made(Allocation(kind, array.nbytes, address, array.ctypes.data, content))
 
@@ -151,7 +143,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return self._roofline.sheet.host_memory_bytes, locked
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        self._check_free(sum(sizes), MemoryKind.DEVICE)
+        checks.check_free(sum(sizes), MemoryKind.DEVICE, self.free_bytes(MemoryKind.DEVICE))
         made: dict[int, Allocation] = {}
         for index in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(index)] = self.allocate(sizes[index], MemoryKind.DEVICE)

@@ -227,10 +227,7 @@ class SimulatedStreams(Facet, protocol.Streams):
         expired = timeline.expired if stream is None else timeline.expired & {stream}
         if expired:
             timeline.expired = timeline.expired - expired
-            raise protocol.HoldExpired(
-                "a held stream ran into its time-out: the host waited for work that was queued "
-                "behind it"
-            )
+            raise protocol.HoldExpired
 
     def join(self, stream: Any, other: Any) -> None:
         if stream is other:
