@@ -31,7 +31,7 @@ from pytest_gpumem.devices.memory_events import (
 )
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
-Growth = dict[Series, int]  # bytes by which libraries use more than before
+Growth = dict[str, int]  # bytes by which libraries use more than before
 _PLACES: dict[MemoryKind, MemoryPlace] = {
     MemoryKind.DEVICE: "device",
     MemoryKind.POOLED: "device",
@@ -61,10 +61,10 @@ class Footprints:
         self._context: int | None = None  # number of the context with all handles of the sources
         self._sources: Sequence[Source] | None = None  # None: nothing is watched
         self._paused = False
-        self._before: dict[Series, Figures] | None = None
+        self._before: dict[str, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
         self._first = 0  # changes in the log when it began
-        self._at_stop: dict[Series, Figures] = {}
+        self._at_stop: dict[str, Figures] = {}
         self._buffers = 0  # that fixtures gave
         for source in libraries if driver is None else (driver, *libraries):
             source.lost = partial(self._lost, source)
@@ -106,9 +106,9 @@ class Footprints:
             self.reasons[self.driver.name] = why
         self.look()
         self._free_unseen()
-        for series, figures in self.figures().items():
-            if series in self._at_stop and figures.used != self._at_stop[series].used:
-                self.log.live[series[0]].clear()  # what it freed since then is not known
+        for library, figures in self.figures().items():
+            if library in self._at_stop and figures.used != self._at_stop[library].used:
+                self.log.live[library].clear()  # what it freed since then is not known
 
     def stop(self) -> None:
         try:
@@ -145,8 +145,8 @@ class Footprints:
             if self.driver is not None and not self.driver.alive(event):
                 self.log.free(DRIVER, event.address)
 
-    def figures(self) -> dict[Series, Figures]:
-        figures: dict[Series, Figures] = {}
+    def figures(self) -> dict[str, Figures]:
+        figures: dict[str, Figures] = {}
         for source in self.running.values():
             figures.update(source.figures())
         return figures
@@ -213,9 +213,9 @@ class Footprints:
 
     def released(self, growth: Growth) -> None:
         """What `ours` gave is about to be freed."""
-        for series, nbytes in growth.items():
+        for library, nbytes in growth.items():
             for watch in self.watches:
-                watch.leave_out(series, Figures(-nbytes))
+                watch.leave_out(library, Figures(-nbytes))
 
     def _pause(self) -> None:
         for source in self.running.values():
@@ -229,10 +229,10 @@ class Footprints:
         for name, source in self.running.items():
             if name not in self.reasons:
                 self._begin(source)
-        for series, after in self.figures().items():
-            less = self._before.get(series, NOTHING).used - after.used
+        for library, after in self.figures().items():
+            less = self._before.get(library, NOTHING).used - after.used
             if less > 0:  # of which allocations is not known
-                unknown = AllocationEvent(0.0, series, "use", 0, 0)
+                unknown = AllocationEvent(0.0, (library, "device"), "use", 0, 0)
                 self.log.changes.append(Change(-less, unknown))
         self._free_unseen()
 
@@ -249,19 +249,19 @@ class Footprints:
             self.settle()
         finally:
             self._before = None
-        freed = Counter[Series]()
+        freed = Counter[str]()
         for change in self.log.changes[self._first :]:
             if change.nbytes < 0 and change.event.layer == "use":
-                freed[change.event.series] -= change.nbytes
-        for series, after in self.figures().items():
-            before = begin.get(series, NOTHING)
+                freed[change.event.series[0]] -= change.nbytes
+        for library, after in self.figures().items():
+            before = begin.get(library, NOTHING)
             grown = after.plus(before, -1)
             high = after.high if after.high > before.high else 0
-            grown = grown._replace(used=grown.used + freed[series], high=high)
+            grown = grown._replace(used=grown.used + freed[library], high=high)
             for watch in self.watches:
-                watch.leave_out(series, grown)
+                watch.leave_out(library, grown)
             if grown.used:
-                growth[series] = grown.used
+                growth[library] = grown.used
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; return a number for `gave_back`."""
@@ -291,13 +291,13 @@ class MemoryWatch:
         """What libraries counted at the begin, and grew by since in blocks of `ours`."""
         self._driver = footprints.driver_is_watched
         self._free = None if self._driver else footprints.free_bytes()
-        self._most: dict[Series, int] = {}  # bytes in use when it was read
+        self._most: dict[str, int] = {}  # bytes in use when it was read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
         self.partly = set[str]()  # libraries that were in use before they reported
 
-    def leave_out(self, series: Series, growth: Figures) -> None:
-        self._before[series] = self._before.get(series, NOTHING).plus(growth)
-        if self._free is not None and series[1] == "device":
+    def leave_out(self, library: str, growth: Figures) -> None:
+        self._before[library] = self._before.get(library, NOTHING).plus(growth)
+        if self._free is not None:
             self._free -= growth.used + growth.unused
 
     def read(self) -> Footprint:
@@ -313,37 +313,38 @@ class MemoryWatch:
         figures = footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]
-        unseen: dict[Series, int] = {}  # most bytes of arrays, where some were not reported
-        for series, after in figures.items():
+        unseen: dict[str, int] = {}  # most bytes of arrays, where some were not reported
+        for library, after in figures.items():
             if not after.segments:
                 continue
-            before = self._before.get(series, NOTHING)
+            before = self._before.get(library, NOTHING)
             grown = after.segments - before.segments
-            taken, reported = pool_growth(changes, series)
+            taken, reported = pool_growth(changes, library)
             missing = grown - taken
-            if self._driver and missing > 0 and not claim(changes, series[0], missing):
+            if self._driver and missing > 0 and not claim(changes, library, missing):
                 which = "which allocations of the driver its pool is made of"
-                not_watched.append(f"{series[0]}: {which}: they count as CUDA's too")
+                not_watched.append(f"{library}: {which}: they count as CUDA's too")
             if not after.high and grown > reported:
-                unseen[series] = before.unused + max(grown, taken)
+                unseen[library] = before.unused + max(grown, taken)
         peak, uses = account(changes)
         unknown = 0
-        for series, after in figures.items():
-            use, more = self._counted(uses.get(series, MemoryUse(*series)), series, after)
+        for library, after in figures.items():
+            nothing = MemoryUse(library, "device")
+            use, more = self._counted(uses.get((library, "device"), nothing), after)
             if more is not None:
                 why = "its peak, which is below an earlier one of this process"
-                not_watched.append(f"{series[0]}: {why}")
+                not_watched.append(f"{library}: {why}")
                 unknown += more
-            if use != MemoryUse(*series):
-                uses[series] = use
+            if use != nothing:
+                uses[library, "device"] = use
         # Where not each allocation was seen, the peak of all is at least that of each.
-        peaks = {series: use.peak for series, use in uses.items() if series[1] == "device"}
+        peaks = {use.library: use.peak for use in uses.values() if use.kind == "device"}
         peak = max(peak, *peaks.values(), 0)
         most = peak + unknown
-        for series, nbytes in unseen.items():
+        for library, nbytes in unseen.items():
             why = "arrays of a thread that ran before, or that Python did not begin"
-            not_watched.append(f"{series[0]}: {why}: its pool grew for them")
-            most = max(most, nbytes + sum(peaks.values()) - peaks.get(series, 0))
+            not_watched.append(f"{library}: {why}: its pool grew for them")
+            most = max(most, nbytes + sum(peaks.values()) - peaks.get(library, 0))
         shown = self._without_allowed(uses.values(), changes)
         return Footprint(
             peak=peak,
@@ -355,20 +356,19 @@ class MemoryWatch:
             not_watched=tuple(not_watched),
         )
 
-    def _counted(
-        self, use: MemoryUse, series: Series, after: Figures
-    ) -> tuple[MemoryUse, int | None]:
+    def _counted(self, use: MemoryUse, after: Figures) -> tuple[MemoryUse, int | None]:
         """Complete what was reported by a library's counts; with by how much its peak may be
         larger, or None if the peak is known."""
-        before = self._before.get(series, NOTHING)
+        library = use.library
+        before = self._before.get(library, NOTHING)
         grown = after.plus(before, -1)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
-        single = after.single and series[0] not in {*self.gaps, *self.partly}
+        single = after.single and library not in {*self.gaps, *self.partly}
         if after.allocations and not single:
             allocations = grown.allocations
-        if series[0] != DRIVER or not self._driver:
+        if library != DRIVER or not self._driver:
             kept = grown.used
-            self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
+            self._most[library] = peak = max(peak, kept, self._most.get(library, 0))
         if after.high and not single:
             high = after.high - before.used
             if after.high > before.high:

@@ -26,7 +26,7 @@ SEGMENT_DELAY = 1e-3  # seconds by which the clocks of a pool and of the driver 
 
 
 class Figures(NamedTuple):
-    """A library's counts of one kind of memory, in bytes."""
+    """A library's counts of its device memory, in bytes."""
 
     used: int = 0  # in use by its arrays; 0 of a watched driver, whose allocations add up
     unused: int = 0  # in its pool, and not in use
@@ -191,16 +191,16 @@ def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
     return True
 
 
-def pool_growth(changes: Iterable[Change], series: Series) -> tuple[int, int]:
+def pool_growth(changes: Iterable[Change], library: str) -> tuple[int, int]:
     """Bytes of the driver's allocations that a pool is known to have taken, and of segments that it
     reported."""
     taken = reported = 0
     for change in changes:
         event = change.event
-        if event.owner == series[0]:
+        if event.owner == library:
             taken += change.nbytes
             reported += min(change.nbytes, 0)
-        elif event.layer == "segment" and event.series == series:
+        elif event.layer == "segment" and event.series[0] == library:
             reported += change.nbytes
     return taken, reported
 
@@ -224,8 +224,8 @@ class Source:
     def drain(self) -> None:
         """Report what has happened up to now, where it is not reported at once."""
 
-    def figures(self) -> Mapping[Series, Figures]:
-        """The library's counts now."""
+    def figures(self) -> Mapping[str, Figures]:
+        """Counts now, by library."""
         return {}
 
     def settle(self, *, pinned: bool) -> None:

@@ -32,7 +32,6 @@ from pytest_gpumem.devices.memory_events import (
     AllocationEvent,
     Figures,
     MemoryLog,
-    Series,
     Source,
 )
 from pytest_gpumem.devices.protocol import NotCounted
@@ -236,7 +235,7 @@ class DriverMemory(Source):
             now, series = time.perf_counter(), (DRIVER, kind)
             self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def figures(self) -> Mapping[str, Figures]:
         """What stream-ordered pools and CUDA graphs hold."""
         pools = graphs = NOTHING
         if context_number(self._index) is not None:
@@ -244,7 +243,7 @@ class DriverMemory(Source):
                 self._default = known(R.cudaDeviceGetDefaultMemPool(self._index))
             if self._default is not None:  # else graphs cannot allocate either
                 pools, graphs = self._of_pools(), self._of_graphs()
-        return {(DRIVER, "device"): pools, (GRAPHS, "device"): graphs}
+        return {DRIVER: pools, GRAPHS: graphs}
 
     def _of_pools(self) -> Figures:
         attributes = R.cudaMemPoolAttr
@@ -267,7 +266,7 @@ class DriverMemory(Source):
 
     def settle(self, *, pinned: bool) -> None:
         """Have the driver give back what no graph uses any more: until then it counts as used."""
-        if self.figures()[GRAPHS, "device"] != NOTHING:
+        if self.figures()[GRAPHS] != NOTHING:
             R.cudaDeviceGraphMemTrim(self._index)
 
     def alive(self, allocated: AllocationEvent) -> bool:

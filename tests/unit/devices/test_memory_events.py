@@ -15,7 +15,6 @@ from pytest_gpumem.devices.memory_events import (
     AllocationEvent,
     Figures,
     MemoryLog,
-    Series,
     Source,
     account,
     claim,
@@ -104,10 +103,10 @@ class Library(Source):
     def stop(self) -> None:
         self.log = None
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def figures(self) -> Mapping[str, Figures]:
         used = sum(self.used.values())
         figures = Figures(used, self.pool - used, self.pool, self.high, not self.high)
-        return {(self.name, "device"): figures}
+        return {self.name: figures}
 
     def take(self, address: int, nbytes: int, *, hooked: bool = True) -> None:
         self.used[address] = nbytes

@@ -97,9 +97,9 @@ class CupyMemory(Source):
         self._hook.emit = log.emit
         self._hook.enter()
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def figures(self) -> Mapping[str, Figures]:
         if context_number(self._index) is None:
-            return {_CUPY: NOTHING}
+            return {self.name: NOTHING}
         used = total = 0
         default = cupy.get_default_memory_pool()
         current = getattr(cupy.cuda.get_allocator(), "__self__", None)
@@ -107,7 +107,7 @@ class CupyMemory(Source):
             for pool in [default] if current is default else [default, current]:
                 if isinstance(pool, cupy.cuda.MemoryPool):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
-        return {_CUPY: Figures(used, total - used, total)}
+        return {self.name: Figures(used, total - used, total)}
 
     def settle(self, *, pinned: bool) -> None:
         if pinned:
@@ -172,14 +172,14 @@ class RmmMemory(Source):
             resources.set_per_device_resource(self._index, self._adaptor)
         self._pool, self._size = chain[-1], int(chain[-1].pool_size())
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def figures(self) -> Mapping[str, Figures]:
         if self._pool is None:
             return {}
         counts, size = self._adaptor.allocation_counts, int(self._pool.pool_size()) - self._size
         used, high = int(counts.current_bytes), int(counts.peak_bytes)
         made = int(counts.total_count)
         figures = Figures(used, size - used, size, high, single=False, allocations=made)
-        return {(self.name, "device"): figures}
+        return {self.name: figures}
 
 
 class JaxMemory(Source):
@@ -203,7 +203,7 @@ class JaxMemory(Source):
                 return device
         return None
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def figures(self) -> Mapping[str, Figures]:
         device = self._device()
         statistics = (device.memory_stats() if device is not None else None) or {}
         if "bytes_in_use" not in statistics:
@@ -212,7 +212,7 @@ class JaxMemory(Source):
         pool, made = int(statistics.get("pool_bytes", used)), int(statistics.get("num_allocs", 0))
         high = int(statistics.get("peak_bytes_in_use", used))
         figures = Figures(used, pool - used, pool, high, single=False, allocations=made)
-        return {(self.name, "device"): figures}
+        return {self.name: figures}
 
 
 class NumbaMemory(Source):

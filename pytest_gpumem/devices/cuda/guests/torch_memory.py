@@ -153,7 +153,7 @@ class TorchMemory(Source):
         counts = self._statistics().get("allocation", {}).get("all", {})
         return int(counts.get("allocated", 0)) + int(counts.get("freed", 0))
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def figures(self) -> Mapping[str, Figures]:
         statistics = self._statistics()
         if not statistics:
             return {}
@@ -163,7 +163,7 @@ class TorchMemory(Source):
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"]) - self._in_graphs
         made = int(statistics["allocation"]["all"]["allocated"])
         single = self._records
-        return {_SERIES: Figures(used, unused, reserved, high, single=single, allocations=made)}
+        return {self.name: Figures(used, unused, reserved, high, single=single, allocations=made)}
 
     def settle(self, *, pinned: bool) -> None:
         """Give back workspaces of cuBLAS and page-locked memory, and find what graphs hold."""
