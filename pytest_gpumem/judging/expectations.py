@@ -10,7 +10,7 @@ loosens a limit is still judged by that of BASE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import field
@@ -62,17 +62,11 @@ class Ending(NamedTuple):
 # What BASE selects
 
 
-class ExpectedTest(Record, frozen=True):
-    """A test that a session selects, and that measures or has a limit."""
-
-    limits: Limits  # Those of its marker and of the session
-    measures: bool = False  # It has a fixture that measures
-
-
 class Selection(Record, frozen=True):
     """The tests that a session selects, by its words, ini file and conftest."""
 
-    tests: dict[str, ExpectedTest]  # By node id, those that measure or have a limit
+    tests: dict[str, Limits]
+    """By node id, those that measure or have a limit: the limits of marker and session."""
     others: tuple[str, ...] = ()  # Node ids of the others
     left_out: tuple[str, ...] = ()
     """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be
@@ -85,6 +79,7 @@ class Selection(Record, frozen=True):
     """By node id of what failed in it: the first line of why."""
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By node id of a reported test: its file, as `reporting.github` names it, and its line."""
+    idle: tuple[str, ...] = ()  # Node ids of `tests` without a fixture that measures
     unrun: tuple[str, ...] = ()  # Node ids of the failures that an earlier test kept from running
 
     def has(self, nodeid: str) -> bool:
@@ -154,11 +149,11 @@ class LooserLimit(NamedTuple):
 
 def loosened(head: Selection, base: Selection) -> Iterator[LooserLimit]:
     """Yield the limits that a change loosens or removes, of tests that it still has."""
-    for nodeid, test in base.tests.items():
+    for nodeid, limits in base.tests.items():
         if nodeid in head.tests:
-            yield from looser(nodeid, head.tests[nodeid].limits, test.limits)
+            yield from looser(nodeid, head.tests[nodeid], limits)
         elif nodeid in head.others:
-            yield from looser(nodeid, Limits(), test.limits)
+            yield from looser(nodeid, Limits(), limits)
 
 
 def looser(
@@ -188,11 +183,11 @@ def looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
 # How each ended
 
 
-def of_base(base: Selection, measures: Mapping[str, bool]) -> list[Expectation]:
-    """Return an expectation for each test of BASE. `measures`: as `ExpectedTest`, of the change."""
+def of_base(base: Selection, idle: Collection[str]) -> list[Expectation]:
+    """Return an expectation for each test of BASE. `idle`: as of `Selection`, of the change."""
     expected = []
-    for nodeid, test in base.tests.items():
-        unmeasured = test.measures and not measures.get(nodeid, True)
+    for nodeid in base.tests:
+        unmeasured = nodeid not in base.idle and nodeid in idle
         expected.append(Expectation(nodeid, TEST, unmeasured=unmeasured))
     return expected
 

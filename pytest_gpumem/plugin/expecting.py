@@ -19,7 +19,6 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import (
     Ending,
     Expectation,
-    ExpectedTest,
     Selection,
     against_base,
     discharge,
@@ -79,8 +78,9 @@ class ExpectationFeature(Feature):
 
     def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session = session
-        self._tests: dict[str, ExpectedTest | None] = {}
-        """By node id, before any test was deselected; None if nobody relies on the test."""
+        self._tests: dict[str, Limits | None] = {}
+        """By node id, before any test was deselected: its limits; None if nobody relies on it."""
+        self._idle: set[str] = set()  # node ids of tests without a fixture that measures
         self._left_out: dict[str, list[str]] = {}
         """By node id of a deselected test: the option, or the plugin or project and its file."""
         self._modules: dict[str, tuple[How, str]] = {}
@@ -107,7 +107,12 @@ class ExpectationFeature(Feature):
         """Take tests before any is deselected."""
         in_gate = self._writes is not None or self._session.in_gate
         for item in items:
-            self._tests[item.nodeid] = _relied_on(item, self._session.settings)
+            measures = uses(item, BENCHMARK_FIXTURE) or uses(item, MEMORY_FIXTURE)
+            if not measures:
+                self._idle.add(item.nodeid)
+            limits = _limits_of(item, self._session.settings)
+            relied_on = limits is not None and (measures or limits.origin)
+            self._tests[item.nodeid] = limits if relied_on else None
             file = item.nodeid.partition("::")[0]
             if in_gate and file not in self._files:
                 with suppress(OSError):  # a test of no file
@@ -140,16 +145,17 @@ class ExpectationFeature(Feature):
 
     def _seen(self) -> list[Any]:
         tests = {nodeid: test and to_plain(test) for nodeid, test in self._tests.items()}
-        selected, unrun = sorted(self._selected), self._session.unrun
-        return [tests, self._left_out, self._modules, self._files, selected, unrun]
+        selected, idle, unrun = sorted(self._selected), sorted(self._idle), self._session.unrun
+        return [tests, self._left_out, self._modules, self._files, selected, idle, unrun]
 
     def _take(self, seen: list[Any]) -> None:
         """Take what a worker has collected; each collects the same."""
-        tests, self._left_out, self._modules, self._files, selected, unrun = seen
+        tests, self._left_out, self._modules, self._files, selected, idle, unrun = seen
         self._selected.update(selected)
+        self._idle.update(idle)
         self._session.unrun.update(unrun)
         for nodeid, test in tests.items():
-            self._tests[nodeid] = test and from_plain(test, ExpectedTest)
+            self._tests[nodeid] = test and from_plain(test, Limits)
 
     # What became of it
 
@@ -189,6 +195,7 @@ class ExpectationFeature(Feature):
             self._files,
             self._failures,
             places,
+            tuple(self._idle.intersection(tests)),
             tuple(self._session.unrun),
         )
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))
@@ -200,12 +207,9 @@ class ExpectationFeature(Feature):
             if gpu.merged.why_gone(key) is None:
                 yield Expectation(row.nodeid, label=row.label)
         if gpu.base is not None:
-            measures = {}
-            for nodeid, test in self._tests.items():
-                measures[nodeid] = test is not None and test.measures
-            yield from of_base(gpu.base, measures)
-        for nodeid, test in self._tests.items():
-            limits = gpu.binding_limits(nodeid, Limits() if test is None else test.limits)
+            yield from of_base(gpu.base, self._idle)
+        for nodeid, of_test in self._tests.items():
+            limits = gpu.binding_limits(nodeid, of_test or Limits())
             for name in LIMITS:
                 # A limit of the session is about the GPU; a benchmark of the host uses none.
                 free = nodeid in gpu.without_gpu and not by_marker(limits, name)
@@ -292,8 +296,8 @@ class ExpectationFeature(Feature):
         return Ending("gone")
 
 
-def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
-    """The limits that are about a test. None for a test without limits that does not measure."""
+def _limits_of(item: pytest.Item, settings: Settings) -> Limits | None:
+    """The limits that are about a test; None where they cannot be read."""
     try:
         marker = marker_limits(keywords_of(item))
         adopted = adopts(item, settings)
@@ -308,10 +312,7 @@ def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
             about = uses(item, BENCHMARK_FIXTURE) or (adopted and name in OF_MEASUREMENT)
         if getattr(limits, name) is not None and (about or by_marker(limits, name)):
             values[name], origin[name] = getattr(limits, name), limits.origin[name]
-    measures = uses(item, BENCHMARK_FIXTURE) or uses(item, MEMORY_FIXTURE)
-    if not values and not measures:
-        return None
-    return ExpectedTest(Limits(**values, origin=origin), measures)
+    return Limits(**values, origin=origin)
 
 
 def _has_no_verdict(item: pytest.Item) -> bool:

@@ -170,11 +170,11 @@ class GpuSession:
         self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)
     ) -> Limits:
         """The same of a test that has these `limits`."""
-        test = None if self.base is None else self.base.tests.get(nodeid)
-        if test is None:
+        of_base = None if self.base is None else self.base.tests.get(nodeid)
+        if of_base is None:
             return limits
         accepted = partial(self.added.allows, key_of(nodeid, ""))
-        return stricter_limits(limits, test.limits, names, self.base_name, accepted)
+        return stricter_limits(limits, of_base, names, self.base_name, accepted)
 
     # The device
 

@@ -162,11 +162,14 @@ class Gate:
             if any(selects(old, nodeid) for nodeid in (*base.tests, *base.others)):
                 self.old_names[new] = old
         new_names = {old: new for new, old in self.old_names.items()}
-        tests = {}
-        for nodeid, test in base.tests.items():
-            tests[under_other_name(nodeid, new_names)] = test
+        tests, idle = {}, []
+        for nodeid, limits in base.tests.items():
+            name = under_other_name(nodeid, new_names)
+            tests[name] = limits
+            if nodeid in base.idle:
+                idle.append(name)
         others = tuple(under_other_name(nodeid, new_names) for nodeid in base.others)
-        self.of_base = structs.replace(base, tests=tests, others=others)
+        self.of_base = structs.replace(base, tests=tests, others=others, idle=tuple(idle))
 
     def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
         for change in changes:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.expectations import (
     Ending,
     Expectation,
-    ExpectedTest,
     Selection,
     against_base,
     discharge,
@@ -142,7 +141,7 @@ def selections(draw: st.DrawFn) -> Selection:
     """What BASE selects: the test or not, and whether a mark or its module leaves it out there."""
     there = draw(st.sampled_from(["relied on", "other", "left out", "its module", "absent"]))
     return Selection(
-        {TEST: ExpectedTest(Limits(), measures=True)} if there == "relied on" else {},
+        {TEST: Limits()} if there == "relied on" else {},
         (TEST,) if there == "other" else (),
         {"left out": (TEST,), "its module": ("test_a.py",)}.get(there, ()),
         draw(st.sampled_from([(), ("split.py",)])),
@@ -158,7 +157,7 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
     Expectation(TEST, ROW),
     [],
     Ending("left out", "why", plugin="split.py"),
-    Selection({TEST: ExpectedTest(Limits(), measures=True)}),
+    Selection({TEST: Limits()}),
 )
 @example(
     Expectation(TEST, ROW), [], Ending("left out", "why"), Selection({}, left_out=("test_a.py",))
@@ -204,11 +203,7 @@ def test_a_change_is_held_to_a_limit_of_base_unless_it_demands_more_or_is_accept
     stands = not accepted and demands_more(name, was, here)
     assert getattr(found, name) == (was if stands else here)
     assert found.origin.get(name) == ("marker of main" if stands else own.origin.get(name))
-    said = list(
-        loosened(
-            Selection({TEST: ExpectedTest(own)}), Selection({TEST: ExpectedTest(marked(name, was))})
-        )
-    )
+    said = list(loosened(Selection({TEST: own}), Selection({TEST: marked(name, was)})))
     assert [(one.limit, one.was, one.now) for one in said] == (
         [(name, was, here)] if demands_more(name, was, here) else []
     )
