@@ -233,7 +233,7 @@ def write(root: Path, acceptance: Acceptance) -> Path:
 
 def changes_of(row: Row) -> Iterator[AcceptedChange]:
     """Yield the changes that the verdict of a row asks to accept; none where its test failed."""
-    if row.test_error is True:
+    if row.test_error:
         return
     for result in row.verdict.limits:
         if result.code is Code.MEASURED_DIFFERENTLY:

@@ -184,7 +184,7 @@ def _why_nothing(selected: Sequence[Row | Omission], last: ResultFile) -> str:
             continue
         limits.update(absolute_limits(result))
         by_limits = any(of_limit.limit for of_limit in result.verdict.limits)
-        failed = failed or result.test_error is True or (result.failed and not by_limits)
+        failed = failed or result.test_error or (result.failed and not by_limits)
     if failed:
         return "the test itself failed, which nobody can accept"
     if limits:

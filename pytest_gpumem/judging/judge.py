@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
@@ -44,16 +43,16 @@ def conditions(measurement: Measurement) -> Iterator[str]:
         others.append(during.other_processes or 0)
     if max(others):
         yield f"{counted(max(others), 'other process')} on the device"
-    if measurement.launches_wait is True:
+    if measurement.launches_wait:
         yield "CUDA_LAUNCH_BLOCKING is set, so that every launch waits for the device"
-    if measurement.busy is not UNSET and measurement.busy > BUSY:
+    if measurement.busy > BUSY:
         busy = format_share(measurement.busy)
         yield f"other work kept the device busy at {busy} of the looks between the samples"
 
 
 def doubts(measurement: Measurement) -> Iterator[str]:
     """Yield why a measured time may not be that of the work."""
-    if measurement.work_seen is False:
+    if not measurement.work_seen:
         yield "no work was seen on the timed stream: the time may be the host's alone"
     if measurement.latency <= NOTHING_RAN * measurement.floor:
         yield (
@@ -79,7 +78,7 @@ def failing_in_themselves(rows: Sequence[Row]) -> set[str]:
     by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict=True)}
     failing = set()
     for row in rows:
-        if row.test_error is True or (row.failed and row.nodeid not in by_verdict):
+        if row.test_error or (row.failed and row.nodeid not in by_verdict):
             failing.add(row.nodeid)
     return failing
 

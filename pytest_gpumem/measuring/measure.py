@@ -11,7 +11,6 @@ import statistics
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError
@@ -165,10 +164,10 @@ class _Measuring:
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
-            work_seen=UNSET if sampler.work_seen else False,
-            launches_wait=launches_wait or UNSET,
-            busy=statistics.fmean(others.looks) if busy else UNSET,
-            host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
+            work_seen=sampler.work_seen,
+            launches_wait=launches_wait,
+            busy=statistics.fmean(others.looks) if busy else 0.0,
+            host_time=statistics.median(sampler.host_times) if sampler.host_times else None,
             checked=target.verify is not None and not_checked is None,
             notes=tuple(dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self.notes))),
         )

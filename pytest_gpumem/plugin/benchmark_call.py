@@ -107,7 +107,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
     except BaseException:
         _forget(test)
         raise
-    if measurement.work_seen is False:
+    if not measurement.work_seen:
         _forget(test)
         return False
     if measurement.sampler == "host" and busy is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import Meta, field
 
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.record import (
@@ -226,15 +226,12 @@ class Measurement(Record, frozen=True, dict=True):
     card: str | None = None  # UUID of the GPU that measured; None where it has none
     further: tuple[Repeat, ...] = ()
     """The same measurement in further processes of the run, for comparisons."""
-    work_seen: bool | UnsetType = UNSET
-    """False if no work was seen on the device: the time may be the host's alone. Written only
-    then."""
-    busy: Share | UnsetType = UNSET
-    """Share of the looks between samples at which other work kept the device busy. Written only
-    where there was some."""
-    launches_wait: bool | UnsetType = UNSET
-    """True if `CUDA_LAUNCH_BLOCKING` made every launch wait. Written only then."""
-    host_time: Seconds | UnsetType = UNSET
+    work_seen: bool = True
+    """False if no work was seen on the device: the time may be the host's alone."""
+    busy: Share = 0.0
+    """Share of the looks between samples at which other work kept the device busy."""
+    launches_wait: bool = False  # `CUDA_LAUNCH_BLOCKING` made every launch wait
+    host_time: Seconds | None = None
     """Seconds that the host takes to queue a launch: the median of the samples."""
 
     @property

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Final, Literal
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import field
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
@@ -106,9 +106,8 @@ class Row(Record, frozen=True):
     label: str = ""  # Label of the measurement inside its test
     failed: bool = False  # The test failed, for any reason: such a row never enters a baseline
     range_name: str = ""  # Name of the test's NVTX range in the domain `gpumem`
-    test_error: bool | UnsetType = UNSET
-    """True if the test failed in itself, by an assertion or an error, whatever its verdicts.
-    Written only then."""
+    test_error: bool = False
+    """True if the test failed in itself, by an assertion or an error, whatever its verdicts."""
     extra: dict[str, float] = field(default_factory=dict)
     """Further figures of the test for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None

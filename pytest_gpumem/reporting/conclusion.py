@@ -82,14 +82,14 @@ def failing_rows(rows: Sequence[Row]) -> list[Row]:
         fails = row.verdict.outcome is Outcome.FAIL
         fails = fails or (row.failed and row.nodeid not in by_verdict)
         if fails and row.verdict.code is not Code.DID_NOT_RUN:
-            failing.setdefault(row.nodeid if row.test_error is True else row.key, row)
+            failing.setdefault(row.nodeid if row.test_error else row.key, row)
     return list(failing.values())
 
 
 def row_lines(row: Row, error: str | None = None) -> list[str]:
     """Verdict and name of a row, every broken limit, and the first thing that differs.
     `error`: the first line of the error of its test."""
-    if row.test_error is True and row.verdict.outcome is not Outcome.FAIL:
+    if row.test_error and row.verdict.outcome is not Outcome.FAIL:
         return [f"FAIL {row.key}", f"  {error or 'its test failed by an assertion or an error'}"]
     lines = [f"{verdict_text(row)}{mark(row.verdict.simulated)} {row.key}"]
     for text in broken_limits(row):

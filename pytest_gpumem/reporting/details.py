@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UNSET
-
 from pytest_gpumem.judging.finding import basis, change, counted, window_text
 from pytest_gpumem.judging.footprint import waits_text
 from pytest_gpumem.judging.limits import no_share_of_peak, share_of_peak
@@ -72,7 +70,7 @@ def _of_measurement(measurement: Measurement, facts: DeviceFacts) -> Details:
     if measurement.noise is not None:
         latency += f" ± {format_share(measurement.noise)} (95 %)"
     latency += f", {measurement.target}"
-    if measurement.host_time is not UNSET:
+    if measurement.host_time is not None:
         latency += f"; the host takes {format_time(measurement.host_time)} to queue it"
     yield "latency", latency
     if not measurement.checked:

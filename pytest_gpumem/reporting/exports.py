@@ -125,7 +125,7 @@ def as_json(run: Run) -> str:
     for row in run.rows:
         profiled = row.measurement is not None and row.measurement.profiled
         # The figures of a test that failed by itself mean nothing, nor those under a profiler.
-        if row.test_error is not True and not profiled:
+        if not row.test_error and not profiled:
             entries += _entries(row, run.facts)
     return json.dumps(printable(entries), indent=1) + "\n"
 

@@ -113,7 +113,7 @@ def counts_text(rows: Sequence[Row]) -> str:
             nothing.add(row.nodeid)
             continue
         counts[row.verdict.outcome] += 1
-        if row.test_error is True:
+        if row.test_error:
             by_error.add(row.nodeid)
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):

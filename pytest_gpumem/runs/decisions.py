@@ -360,7 +360,7 @@ def _lost(missing: Sequence[Omission]) -> list[str]:
 def state_of(row: Row, new: Collection[str]) -> State:
     verdict = row.verdict
     by_figures = row.measured_something and verdict.outcome is Outcome.FAIL
-    if by_figures and row.test_error is not True:
+    if by_figures and not row.test_error:
         return State.FAILED
     if row.failed or verdict.outcome is Outcome.FAIL:
         return State.ERROR

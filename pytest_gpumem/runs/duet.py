@@ -240,7 +240,7 @@ def _nothing_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
         return f"crashed: {process.error}", True
     row = process.rows.get(key)
     # A test that breaks its limits alone was measured.
-    if row is not None and row.measured_something and row.test_error is not True:
+    if row is not None and row.measured_something and not row.test_error:
         return None
     nodeid = _test_of(key, process)
     if nodeid is None:

@@ -228,7 +228,7 @@ def test_work_that_the_callable_waits_for_is_seen(scene: Scene) -> None:
         scene.device.streams.synchronize(scene.device.private)
 
     taken = take(scene, waited)
-    assert (taken.sampler, taken.work_seen) == ("host", msgspec.UNSET)
+    assert (taken.sampler, taken.work_seen) == ("host", True)
 
 
 def test_without_cupti_the_current_stream_is_timed_where_work_is_seen_there(scene: Scene) -> None:
@@ -237,7 +237,7 @@ def test_without_cupti_the_current_stream_is_timed_where_work_is_seen_there(scen
 
     replaced(scene.device.counters, spans=refuse)
     own, legacy = take(scene, scene.on(None)), take(scene, scene.on(scene.device.legacy))
-    assert (own.sampler, own.work_seen) == ("blocked", msgspec.UNSET)
+    assert (own.sampler, own.work_seen) == ("blocked", True)
     assert (legacy.sampler, legacy.work_seen) == ("host", False)
     for taken in (own, legacy):
         assert "own streams not checked: PyTorch's profiler has CUPTI" in taken.notes
@@ -252,7 +252,7 @@ def test_work_that_cupti_does_not_record_is_timed_on_the_current_stream(scene: S
 
     replaced(scene.device.counters, spans=only_idle)
     taken = take(scene, scene.on(None))
-    assert (taken.sampler, taken.work_seen) == ("blocked", msgspec.UNSET)
+    assert (taken.sampler, taken.work_seen) == ("blocked", True)
 
 
 def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
