@@ -126,8 +126,9 @@ def is_mapped(address: int, proc: Path = _PROC) -> bool:
 
 
 def is_of_a_driver(address: int, proc: Path = _PROC) -> bool:
-    """True if memory is mapped from a device file."""
-    return "/dev/" in _mapping(address, proc)
+    """True if memory is mapped from a device file; shared memory is none."""
+    mapping = _mapping(address, proc)
+    return "/dev/" in mapping and "/dev/shm/" not in mapping
 
 
 def _mapping(address: int, proc: Path) -> str:

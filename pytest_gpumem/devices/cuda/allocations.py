@@ -220,17 +220,12 @@ class CudaMemory:
         return places.host_bytes()[0], sum(locked.nbytes for locked in self._locked.values())
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        registered = False
-        for locked in self._locked.values():
-            for start in _starts(locked):
-                if locked.kind.adopted and start <= address < start + locked.nbytes:
-                    registered = True
         begin = max((start for start in self._allocated if start <= address), default=None)
         beyond = None
         if begin is not None:
             end = begin + self._allocated[begin].nbytes
             beyond = (begin, end) if address >= end else None
-        return places.memory_kind(address, self._index, registered, beyond)
+        return places.memory_kind(address, self._index, beyond)
 
     def _device_address(self, at: int) -> int:
         if not self._facts.can_map_host:
@@ -302,8 +297,6 @@ class CudaMemory:
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         if allocation.freed:
             raise DeviceError(f"this {allocation.kind.value} memory is freed")
-        if size * np.dtype(dtype).itemsize > allocation.nbytes:
-            raise DeviceError(f"{size} elements of {dtype} do not fit in {allocation.nbytes} bytes")
         if not allocation.address:
             return places.array(allocation, dtype, size)
         index = self.peer if allocation.kind.on_peer else self._index

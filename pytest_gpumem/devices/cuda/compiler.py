@@ -87,8 +87,7 @@ class KernelCall:
         self._kept = (values, pointers)
         self._address = int(pointers.ctypes.data)
         self._function, self._shape, self._doing = function, shape, doing
-        grid, block = (shape.blocks, 1, 1), (shape.threads, 1, 1)
-        self._launch = (function, *grid, *block, shape.shared_bytes)
+        self._launch = function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes
 
     def queue(self, stream: Stream) -> None:
         result = D.cuLaunchKernel(*self._launch, stream.handle, self._address, 0)

@@ -299,7 +299,7 @@ def _page_event(cupti: Any, record: Any) -> PageEvent | None:
     known = cupti.ActivityUnifiedMemoryMigrationCause
     if faulted:
         known = cupti.ActivityUnifiedMemoryAccessType
-    name = {int(member): member.name for member in known}.get(int(record.flags_), "UNKNOWN")
+    name = _name(known, record.flags_)
     return PageEvent(
         kind=_KINDS[kind],
         value=int(record.value),
@@ -417,5 +417,10 @@ def _window(address: int) -> str | None:
 
 def _memory_kind(cupti: Any, kind: int) -> str:
     """A CUpti_ActivityMemoryKind in our words: "pinned", or "device" for DEVICE_STATIC too."""
-    known = {int(member): member.name for member in cupti.ActivityMemoryKind}
-    return str(known.get(int(kind), "UNKNOWN")).removesuffix("_STATIC").lower()
+    return _name(cupti.ActivityMemoryKind, kind).removesuffix("_STATIC").lower()
+
+
+def _name(enumeration: Any, number: int) -> str:
+    """The name of a member; "UNKNOWN" for what this cupti-python does not know."""
+    names = {int(member): member.name for member in enumeration}
+    return str(names.get(int(number), "UNKNOWN"))

@@ -101,11 +101,8 @@ def nearest_node(index: int) -> int | None:
 # Kinds of memory
 
 
-def memory_kind(
-    address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None
-) -> MemoryKind | None:
+def memory_kind(address: int, index: int, beyond: tuple[int, int] | None) -> MemoryKind | None:
     """The kind of memory at an address, seen from device `index`, according to the driver.
-    `registered`: this process registered it; the driver tells no difference from `cudaHostAlloc`.
     `beyond`: start and end of the last allocation of ours before the address.
     """
     seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
@@ -120,10 +117,10 @@ def memory_kind(
         return MemoryKind.MANAGED
     if kind == _DEVICE:
         return MemoryKind.DEVICE if device == index else MemoryKind.PEER
-    # What cudaHostAlloc gave another library is mapped from a device file.
-    if registered or not is_of_a_driver(address):
-        return MemoryKind.REGISTERED
-    return MemoryKind.PINNED
+    # The driver tells no difference, but maps what cudaHostAlloc gives from a device file.
+    if is_of_a_driver(address):
+        return MemoryKind.PINNED
+    return MemoryKind.REGISTERED
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:

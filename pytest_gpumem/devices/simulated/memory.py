@@ -147,7 +147,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         made: dict[int, Allocation] = {}
         for index in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(index)] = self.allocate(sizes[index], MemoryKind.DEVICE)
-        return [made[index] for index in range(len(sizes))]
+        return [made[index] for index in sorted(made)]
 
     def kind_at(self, address: int) -> MemoryKind | None:
         for allocation in self._live.values():
@@ -182,8 +182,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             self._touched_by_host(allocation)
         size, row = math.prod(shape), math.prod(shape[1:])
         array = prefix(allocation, dtype, size)
-        if array.size == size:
-            return array.reshape(shape)
         return array[: array.size // row * row].reshape(-1, *shape[1:])
 
 
