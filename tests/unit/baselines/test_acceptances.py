@@ -25,13 +25,14 @@ from pytest_gpumem.baselines.acceptances import (
     acceptances,
     changes_of,
     command,
+    covers,
     write,
 )
 from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict, key_of
 from pytest_gpumem.records.what_ran import Step, what_ran
 
 TEST = "tests/test_a.py::test_triad"
@@ -232,3 +233,20 @@ def test_what_a_row_asks_to_accept() -> None:
 def test_absolute_limits_are_the_tests_own() -> None:
     assert absolute_limits(judged(COPIES, LATENCY, max_copies="2")) == ["max_copies", "max_latency"]
     assert absolute_limits(judged(COPIES, SLOWER, PEAK)) == []
+
+
+A_TEST = "tests/test_a.py::test_x"
+
+
+def test_a_test_covers_its_rows_and_those_of_no_other() -> None:
+    for parameters in ["a", "a][b", "x[1]", "a::b", "ä"]:
+        test = f"{A_TEST}[{parameters}]"
+        for key in (key_of(test, ""), key_of(test, "warm"), key_of(test, "w[1]")):
+            assert covers(key, key), parameters
+            assert all(covers(name, key) for name in (test, A_TEST, "tests/test_a.py", "tests")), (
+                parameters
+            )
+            assert not any(
+                covers(name, key) for name in (f"{A_TEST}[b]", f"{A_TEST}y", "tests/test_", "est")
+            ), parameters
+        assert not covers(f"{A_TEST}[a]", key_of(f"{A_TEST}[a][b]", "")), parameters

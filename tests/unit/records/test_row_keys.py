@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 
-from pytest_gpumem.baselines.acceptances import covers
 from pytest_gpumem.records.row import key_of, selects
 
 TEST = "tests/test_a.py::test_x"
@@ -32,17 +31,3 @@ def test_a_set_of_parameters_selects_itself_alone() -> None:
     assert selects(f"{TEST}[a]", f"{TEST}[a]")
     assert selects(TEST, f"{TEST}[a][b]")
     assert not any(selects(f"{TEST}[a]", f"{TEST}[{other}]") for other in ("a][b", "a]::b", "a]/b"))
-
-
-def test_a_test_covers_its_rows_and_those_of_no_other() -> None:
-    for parameters in ["a", "a][b", "x[1]", "a::b", "ä"]:
-        test = f"{TEST}[{parameters}]"
-        for key in (key_of(test, ""), key_of(test, "warm"), key_of(test, "w[1]")):
-            assert covers(key, key), parameters
-            assert all(covers(name, key) for name in (test, TEST, "tests/test_a.py", "tests")), (
-                parameters
-            )
-            assert not any(
-                covers(name, key) for name in (f"{TEST}[b]", f"{TEST}y", "tests/test_", "est")
-            ), parameters
-        assert not covers(f"{TEST}[a]", key_of(f"{TEST}[a][b]", "")), parameters

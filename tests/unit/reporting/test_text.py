@@ -6,12 +6,14 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+import pytest
+from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import Conditions, Limits
+from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes
 from pytest_gpumem.records.row import (
     LOST,
     Comparison,
@@ -30,7 +32,7 @@ from pytest_gpumem.reporting.conclusion import (
     run_lines,
 )
 from pytest_gpumem.reporting.details import conditions_text
-from pytest_gpumem.reporting.row import worst_first
+from pytest_gpumem.reporting.row import asked_bandwidth, worst_first
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import header, missing_lines
 
@@ -197,3 +199,22 @@ def test_what_was_not_judged_is_listed_or_counted() -> None:
         "not judged: t.py::test_e, max_latency: nothing measured",
         "not run: 1 measurement of the baseline (1 deselected)",
     ]
+
+
+def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes() -> None:
+    for requested, traffic, rate in [
+        (None, MovedBytes(100, 0), None),
+        (900, None, None),
+        (299, MovedBytes(60, 40), None),
+        (300, MovedBytes(60, 40), 3e5),
+        (900, MovedBytes(0, 0, declared=300), 9e5),
+    ]:
+        found = measurement(requested=requested, moved_bytes=traffic)
+        assert asked_bandwidth(found) == (None if rate is None else pytest.approx(rate)), (
+            requested,
+            traffic,
+            rate,
+        )
+        assert found.bandwidth == (
+            None if traffic is None else pytest.approx(traffic.total / 1e-3)
+        ), (requested, traffic, rate)
