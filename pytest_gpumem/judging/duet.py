@@ -85,7 +85,7 @@ def of_pairs(check: Check, pairs: Pairs) -> LimitResult:
         return check.finding(Outcome.FAIL, f"{text}: slower than {limit} allows", Code.SLOWER)
     text += f": open at {limit}"
     if math.isfinite(high):
-        text += f"; at {format_share(max(high, 0.0))} it would pass"
+        text += f"; at {format_share(max(high, 0))} it would pass"
     return check.finding(Outcome.UNDECIDED, text, Code.NOISY)
 
 

@@ -9,11 +9,14 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.what_ran import merged_record
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import NOTHING_RAN, Measurement, Repeat
+from pytest_gpumem.records.measurement import Measurement, Repeat
 from pytest_gpumem.records.row import LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.units import format_share, format_time
 
+NOTHING_RAN = 1.5
+"""Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes
+2.6 times the floor on an H100."""
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice
 
 

@@ -24,12 +24,12 @@ from pytest_gpumem.devices.protocol import (
     OutOfMemory,
     Stream,
 )
+from pytest_gpumem.judging.judge import NOTHING_RAN
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.untimed import find_stream
 from pytest_gpumem.ranges import LAUNCH, MEASURE, phase
-from pytest_gpumem.records.measurement import NOTHING_RAN
 from pytest_gpumem.units import format_time
 
 LEAST_BATCH = 20

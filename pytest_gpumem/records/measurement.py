@@ -30,9 +30,6 @@ LEAST_FOR_MODES = 6  # Fewest placements that can have modes
 MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
 """Share of the placements in the usual mode from which on the others are exceptions; the same of
 many placements; how many are many. Two processes must not count different modes."""
-NOTHING_RAN = 1.5
-"""Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes
-2.6 times the floor on an H100."""
 
 
 def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
