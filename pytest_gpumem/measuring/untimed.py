@@ -26,7 +26,7 @@ QUEUED_IN, QUEUED_FACTOR = 0.1, 10
 """To queue work takes at most 0.1 s and ten times its whole time, or it waits for the device."""
 PASSES = 3  # until two that follow each other are equal; the first may still set something up
 WATCHED_ONCE = 0.1  # seconds of a launch that is not repeated to see that it runs the same
-TRIES = 4  # passes until counts that CUPTI does not deliver are given up
+TRIES = 4  # passes until what CUPTI does not deliver is given up
 PROFILED = "a profiler is attached, and CUPTI serves one tool at a time"
 
 
@@ -82,12 +82,15 @@ def _watch(target: Target, stream: Stream, idle: Launch, timeout: float) -> Watc
             device.kernels.launch(idle, stream)
         device.streams.synchronize()
 
-    target.put_back(stream, wait=True)
-    with uncollected():
-        spans = device.counters.spans(queue)
-    name, blocks = idle.kernel.entry.partition("<")[0], idle.shape.blocks
-    idle_spans = [span for span in spans if span.grid == blocks and name in span.name]
-    if len(idle_spans) < 2:
+    for _ in range(TRIES):
+        target.put_back(stream, wait=True)
+        with uncollected():
+            spans = device.counters.spans(queue)
+        name, blocks = idle.kernel.entry.partition("<")[0], idle.shape.blocks
+        idle_spans = [span for span in spans if span.grid == blocks and name in span.name]
+        if len(idle_spans) >= 2:
+            break
+    else:
         raise Undelivered("CUPTI did not deliver all kernels")
     first = min(idle_spans, key=lambda span: span.start)
     last = max(idle_spans, key=lambda span: span.end)
