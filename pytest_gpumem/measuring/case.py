@@ -27,8 +27,7 @@ from pytest_gpumem.measuring.target import (
 from pytest_gpumem.measuring.works import Work
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
-from pytest_gpumem.memory.shapes import BadBuffer
-from pytest_gpumem.memory.spaces import Memory, address_of
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import parse_bytes
 
@@ -294,8 +293,6 @@ class CaseTarget(_CodeTarget):
         super().__init__(name, arena.device, arena.stream)
         self._build, self._arena = build, arena
         self._windows = ExitStack()  # closes the window that is open
-        self._addresses: list[list[int]] = []  # of arrays in no buffer, at each placement
-        self._pooled: tuple[str, ...] = ()  # a note, if some lie where they lay
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
             self._make()
@@ -348,18 +345,13 @@ class CaseTarget(_CodeTarget):
             self.stream = self.window.stream
         self.name = case.name or self.name
         self._bind()
-        addresses = []
-        for array in (*self._reads, *self._writes):
-            if not isinstance(array, Buffer):
-                addresses.append(_address(array))
-        if any(addresses) and addresses in self._addresses:
-            self._pooled = (
-                "its own arrays lie at the same place in several placements, because a library's "
-                "pool gives the same memory again: the interval may be too narrow; arrays of the "
-                "function's `memory` move",
+        notes = []
+        if not all(isinstance(array, Buffer) for array in (*self._reads, *self._writes)):
+            notes.append(
+                "its own arrays may lie at the same place in several placements: the interval may "
+                "be too narrow; arrays of the function's `memory` move"
             )
-        self._addresses.append(addresses)
-        self._describe(*self._pooled)
+        self._describe(*notes)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self._arena.pad(padding(random))
@@ -390,11 +382,3 @@ class CaseTarget(_CodeTarget):
         # The test may look at the arrays of the last placement until it ends.
         self._arena.keep(self._buffers)
         self._windows.close()
-
-
-def _address(array: Any) -> int:
-    """Return the address of an array of any library; 0 where the array does not give it."""
-    try:
-        return address_of(array)
-    except BadBuffer:
-        return 0
