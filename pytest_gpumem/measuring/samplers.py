@@ -164,11 +164,9 @@ class Sampler:
             return seconds
         if not watched.timed:
             reason = "its work runs on streams of its own"
-            if watched.inside:
+            if watched.on_stream:
                 outside = format_time(watched.outside)
-                reason = (
-                    f"{outside} of its work run on a stream that the timed one does not wait for"
-                )
+                reason = f"{outside} of its work run beside the timed stream"
             self.use_host(reason)
             return 0.0
         if watched.stream is not target.stream:

@@ -145,7 +145,7 @@ def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
     state = {f"argument {name}": kind for name, kind in target.host_memory}
     if target.device.facts.persists:
         state["set-aside of L2"] = format_bytes(target.device.l2.set_aside())
-    for number, buffer in enumerate(managed, 1):
+    for number, buffer in enumerate(dict.fromkeys((*managed, *target.managed)), 1):
         text = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
         if isinstance(buffer, ManagedBuffer) and buffer.advice.words:
             text += f", {', '.join(buffer.advice.words.values())}"

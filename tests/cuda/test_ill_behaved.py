@@ -135,7 +135,7 @@ def test_one_that_leaves_work_beside_ours(
 
     result = gpu_benchmark(work, label="beside")
     assert result.sampler == "host"
-    assert "on a stream that the timed one does not wait for" in result.measurement.sampler_reason
+    assert "of its work run beside the timed stream" in result.measurement.sampler_reason
 
 
 def test_one_that_mutates_its_input(

@@ -97,6 +97,29 @@ def test_another_scalar_argument_is_not_the_same_code(
     assert same_code() is False
 
 
+def test_advice_on_a_buffer_of_a_case_is_part_of_what_ran(
+    pytester: pytest.Pytester, session: Run
+) -> None:
+    pytester.makepyfile(
+        test_a="""
+        import pytest
+        from pytest_gpumem import Case
+
+        @pytest.mark.gpumem(max_regression="5%")
+        def test_sum(gpu_benchmark):
+            def case(memory):
+                x = memory.prefetched("4 MiB", "f4", read_mostly=True)
+                work = lambda: x.view().sum()
+                return Case(work, reference=work, reads=[x])
+
+            gpu_benchmark.case(case)
+        """
+    )
+    assert session(*SIMULATED, "--benchmark-json=out.json").ret == 0
+    state = rows(pytester.path)["test_sum"]["measurement"]["what_ran"]["state"]
+    assert state["managed buffer 1"] == "4 MiB, prefetched, read_mostly"
+
+
 def test_a_failure_begins_with_what_ran_differently(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

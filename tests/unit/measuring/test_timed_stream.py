@@ -290,7 +290,7 @@ def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) 
     alone, whole = take(scene, scene.on(None, work=big)), take(scene, waited)
     assert whole.sampler == "host"
     assert re.match(
-        r"[\d.]+ us of its work run on a stream that the timed one does not wait for: wall-clock time",
+        r"[\d.]+ us of its work run beside the timed stream: wall-clock time",
         whole.sampler_reason,
     )
     assert whole.latency > alone.latency
