@@ -47,7 +47,6 @@ LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
 """Seconds of pauses, in turn, that let other Python threads launch; uneven, so that no rhythm of
 theirs is missed."""
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
-FIRST_PASSES = 3  # of CUPTI, until it delivers records
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
 WAKE_SECONDS = 0.3  # of work that raise the clocks of an idle GPU
@@ -168,9 +167,7 @@ class Harness:
             self.device.streams.synchronize()
 
         with suppress(NotCounted):
-            for _ in range(FIRST_PASSES):
-                if self.device.counters.spans(work):
-                    break
+            self.device.counters.spans(work)
             self._watched, self._floors = True, None
 
     def floors(self) -> Floors:
