@@ -65,7 +65,7 @@ class CudaMemory:
         self._spare: Allocation | None = None
         """A region that nothing lies in: a free would be scrubbed beside the next measurement."""
         self._scrubbed = 0.0  # when what was freed will be scrubbed, by `time.monotonic`
-        self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
+        self._locked = 0  # bytes that are page-locked
         self._allocated: dict[int, Allocation] = {}
         """By where it starts. Where it ends is known here alone: the driver rounds sizes up."""
 
@@ -118,7 +118,8 @@ class CudaMemory:
         if kind is MemoryKind.PINNED:
             at = int(check(R.cudaHostAlloc(nbytes, flags), doing))
             address = self._device_address(at) if flags & R.cudaHostAllocMapped else 0
-            return self._lock(Allocation(kind, nbytes, address, at))
+            self._locked += nbytes
+            return Allocation(kind, nbytes, address, at)
         raise Unsupported(f"{kind.value} memory is of an array, and adopted")
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
@@ -188,11 +189,8 @@ class CudaMemory:
         doing = f"registering {nbytes} bytes of host memory"
         check(R.cudaHostRegister(at, nbytes, _REGISTER_FLAGS), doing)
         address = self._device_address(at)
-        return self._lock(Allocation(MemoryKind.REGISTERED, nbytes, address, at, backing=array))
-
-    def _lock(self, allocation: Allocation) -> Allocation:
-        self._locked[allocation.host_address] = allocation
-        return allocation
+        self._locked += nbytes
+        return Allocation(MemoryKind.REGISTERED, nbytes, address, at, backing=array)
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         check_oversubscription(nbytes, places.host_bytes()[1])
@@ -217,7 +215,7 @@ class CudaMemory:
         return places.on_node(places.nearest_node(self._index) if node is None else node)
 
     def host(self) -> tuple[int, int]:
-        return places.host_bytes()[0], sum(locked.nbytes for locked in self._locked.values())
+        return places.host_bytes()[0], self._locked
 
     def kind_at(self, address: int) -> MemoryKind | None:
         begin = max((start for start in self._allocated if start <= address), default=None)
@@ -238,8 +236,8 @@ class CudaMemory:
             return
         allocation.freed = True
         backing, allocation.backing = allocation.backing, None
-        if self._locked.get(allocation.host_address) is allocation:
-            del self._locked[allocation.host_address]
+        if allocation.kind.locked:
+            self._locked -= allocation.nbytes
         if self._context.gone() is not None:  # its memory went with it
             return
         if isinstance(backing, Allocation):

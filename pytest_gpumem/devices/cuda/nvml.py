@@ -122,8 +122,7 @@ def reason_names(mask: int) -> tuple[str, ...]:
 def other_processes(pids: Any, this_process: int) -> int | None:
     """The number of other processes; None if the list lacks this process, as in a container, where
     NVML lists the host's process numbers, or none."""
-    listed = set(pids)
-    return len(listed) - 1 if this_process in listed else None
+    return len(set(pids)) - 1 if this_process in pids else None
 
 
 def read_card(pci_bus_id: str | None) -> Card:
