@@ -20,13 +20,6 @@ from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 
 SECONDS = 60.0  # how long the driver may take to answer
 
-_INSTALL = "in the clone: pip install -e '.[cuda13]' or '.[cuda12]'"
-_NEEDED = {
-    "pynvml": "nvidia-ml-py cannot be imported: pip install nvidia-ml-py",
-    "cupy": f"CuPy is not installed: {_INSTALL}",
-    "cuda.bindings": f"cuda-bindings is not installed: {_INSTALL}",
-}
-"""Modules, and what to say where one is missing."""
 _ROOT = Path(__file__).resolve().parents[3]
 # Standard library and installed packages come before the project, whose modules may have their
 # names.
@@ -38,13 +31,16 @@ _PROGRAM = (
 
 def read_facts(index: int) -> list[DeviceFacts]:
     """As `query`, in another process except under a profiler, which would follow it."""
-    for module, missing in _NEEDED.items():
+    if not _installed("pynvml"):
+        raise NoDevice("nvidia-ml-py cannot be imported: pip install nvidia-ml-py")
+    for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):
         if not _installed(module):
-            if module == "pynvml":
-                raise NoDevice(missing)
             from pytest_gpumem.devices.cuda import nvml
 
-            raise NoDevice(missing if nvml.present() else "no NVIDIA driver is loaded")
+            if not nvml.present():
+                raise NoDevice("no NVIDIA driver is loaded")
+            extras = "in the clone: pip install -e '.[cuda13]' or '.[cuda12]'"
+            raise NoDevice(f"{name} is not installed: {extras}")
     return query(index) if Ranges().tool_attached() else _of_process(index)
 
 

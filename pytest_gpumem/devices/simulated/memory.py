@@ -146,7 +146,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         checks.check_free(sum(sizes), MemoryKind.DEVICE, self.free_bytes(MemoryKind.DEVICE))
         made: dict[int, Allocation] = {}
         for index in np.random.default_rng(seed).permutation(len(sizes)):
-            made[int(index)] = self.allocate(sizes[index], MemoryKind.DEVICE)
+            made[index] = self.allocate(sizes[index], MemoryKind.DEVICE)
         return [made[index] for index in sorted(made)]
 
     def kind_at(self, address: int) -> MemoryKind | None:

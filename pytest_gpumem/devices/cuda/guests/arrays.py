@@ -40,11 +40,10 @@ def guest(
     like: Any,
 ) -> Any:
     """An array of the library `like` over an allocation. Raises `Unsupported`."""
-    name = getattr(like, "__name__", None)
+    name = getattr(like, "__name__", repr(like))
     if name not in _LIBRARIES:
-        given = name if isinstance(name, str) else repr(like)
         raise Unsupported(
-            f"no bridge to {given}: like= takes the module {', '.join(_NAMES)} or numpy"
+            f"no bridge to {name}: like= takes the module {', '.join(_NAMES)} or numpy"
         )
     size = math.prod(shape)
     seen = view(allocation, dtype, size).reshape(shape)
