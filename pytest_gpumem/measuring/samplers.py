@@ -153,8 +153,7 @@ class Sampler:
             except NotCounted as why:
                 self.notes.append(f"own streams not checked: {why}")
             break
-        if watched is None or not (watched.inside or watched.outside):
-            # CUPTI has no record of some work, such as a prefetch.
+        if watched is None or not watched.seen:  # as of a prefetch
             self.renew()
             seconds = self.samples(1)[-1][1]
             nothing = NOTHING_RAN * self._harness.floors().empty

@@ -35,7 +35,7 @@ class WatchedLaunch(NamedTuple):
 
     stream: Stream
     seconds: float  # between the idle launches
-    inside: float  # seconds of its work that the stream waits for
+    seen: bool  # CUPTI has a record of some of its work
     outside: float  # seconds of its work on other streams, before or after
     on_stream: bool  # some of it runs on the stream itself
 
@@ -94,16 +94,14 @@ def _watch(target: Target, stream: Stream, idle: Launch, timeout: float) -> Watc
         raise Undelivered("CUPTI did not deliver all kernels")
     first = min(idle_spans, key=lambda span: span.start)
     last = max(idle_spans, key=lambda span: span.end)
-    inside = outside = 0.0
-    on_stream = False
+    outside, on_stream = 0.0, False
     for span in spans:
         if span not in (first, last):
             before = max(0.0, min(span.end, first.start) - span.start)
             after = max(0.0, span.end - max(span.start, last.end))
             outside += before + after
-            inside += span.end - span.start - before - after
             on_stream = on_stream or span.stream == first.stream
-    return WatchedLaunch(stream, last.start - first.end, inside, outside, on_stream)
+    return WatchedLaunch(stream, last.start - first.end, len(spans) > 2, outside, on_stream)
 
 
 def find_what_ran(

@@ -113,7 +113,7 @@ def test_work_is_found_where_it_ends(scene: Scene) -> None:
 
 
 def test_work_that_no_stream_times_is_told_apart(scene: Scene) -> None:
-    for streams, inside, outside in [
+    for streams, on_stream, outside in [
         (("own", "legacy"), True, True),
         (("private", None), True, True),
         (("private",), False, True),
@@ -122,7 +122,8 @@ def test_work_that_no_stream_times_is_told_apart(scene: Scene) -> None:
         with naming(streams):
             watched = scene.find(scene.on(*map(scene.named, streams)))
             assert watched.timed is not outside
-            assert (watched.inside > 0, watched.outside > 0) == (inside, outside)
+            assert (watched.on_stream, watched.outside > 0) == (on_stream, outside)
+            assert watched.seen is outside
 
 
 def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiting(
