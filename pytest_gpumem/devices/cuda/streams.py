@@ -67,9 +67,10 @@ class CudaGraph:
 
 
 def _nodes(graph: Any) -> list[tuple[Any, Any]]:
-    _, count = check(R.cudaGraphGetNodes(graph, 0), "reading a graph")
-    nodes, _ = check(R.cudaGraphGetNodes(graph, count), "reading a graph")
-    return [(node, check(R.cudaGraphNodeGetType(node), "reading a graph")) for node in nodes]
+    doing = "reading a graph"
+    _, count = check(R.cudaGraphGetNodes(graph, 0), doing)
+    nodes, _ = check(R.cudaGraphGetNodes(graph, count), doing)
+    return [(node, check(R.cudaGraphNodeGetType(node), doing)) for node in nodes]
 
 
 def _kernels(graph: Any) -> list[Any]:

@@ -61,7 +61,7 @@ class Operation:
 
 @dataclass(eq=False)
 class Wait:
-    event: SimulatedEvent  # of another stream; of a hold, that the host releases it
+    event: SimulatedEvent  # recorded in another stream, or by the host as it releases a hold
     timeout: float = math.inf  # of a hold
 
 
@@ -186,8 +186,6 @@ class Timeline:
 
 
 class Facet:
-    """A part of the device."""
-
     def __init__(self, timeline: Timeline) -> None:
         self._timeline, self._roofline = timeline, timeline.roofline
 
