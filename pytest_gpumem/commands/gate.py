@@ -143,18 +143,18 @@ def gate(
         "-Wignore:Not saving anything",  # a warning of pytest-benchmark
     )
     run = Gate(
-        base,
-        merge_base,
-        pytest_arguments,
-        output / RESULTS,
-        options,
-        added if accept_from_change else Acceptances(),
-        every if accept_from_change else merged,
-        partial(_play, output, pytest_arguments),
-        _log,
-        base_python,
-        screen_only,
-        strict,
+        base=base,
+        merge_base=merge_base,
+        arguments=pytest_arguments,
+        file=output / RESULTS,
+        options=options,
+        accepted=added if accept_from_change else Acceptances(),
+        all_accepted=every if accept_from_change else merged,
+        play=partial(_play, output, pytest_arguments),
+        say=_log,
+        base_python=base_python,
+        screen_only=screen_only,
+        strict=strict,
     )
     with ended_by_signals():
         conclusion = run.run()

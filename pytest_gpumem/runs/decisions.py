@@ -183,9 +183,8 @@ def crept_limits(
                 changes.append(against_reference(head.measurement, times).log_ratio)
         if changes and fmean(changes) > pairs.limit:
             references[TIME] = runs
-    growth = row.limits.max_peak_regression
-    passed = [result.limit for result in duet_row.results if result.outcome is Outcome.PASS]
-    if growth is not None and PEAK in passed:
+    growth, peak = row.limits.max_peak_regression, duet_row.decided.get(PEAK)
+    if growth is not None and peak is not None and peak.outcome is Outcome.PASS:
         runs = baseline.reference_runs(row, "memory")
         peaks = [max(peaks_of(footprint)) for footprint in memory_of(runs)]
         if peaks and duet_row.head_peak > parse_growth(growth).most(max(peaks)):
@@ -221,7 +220,7 @@ class State(Enum):
     """What became of a row."""
 
     FAILED = "failed"
-    ERROR = "its test failed by an assertion or an error"
+    ERROR = "error"  # of its test
     OPEN = "open"
     NEW = "new"
     NOT_SHOWN = "not shown by a simulated device"

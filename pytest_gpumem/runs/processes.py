@@ -78,9 +78,9 @@ def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dic
 
 
 def ending(code: int) -> str:
-    """How a command with this code ended: "exit code 7", "ended by SIGKILL"."""
+    """How a command with this code did: "ended with exit code 7", "ended by SIGKILL"."""
     if code >= 0:
-        return f"exit code {code}"
+        return f"ended with exit code {code}"
     try:
         return f"ended by {signal.Signals(-code).name}"
     except ValueError:  # a real-time signal has no name
@@ -277,7 +277,6 @@ class ProcessRecord:
             raise UserError(f"{self.name}: pytest ended with {code}: {_errors(output)}")
         if code not in RAN:
             how = ending(words["ended"] if code is None else code)
-            how = how if how.startswith("ended") else f"ended with {how}"
             self.error = f"{how}: {_errors(output)}"
         elif code == Exit.FAILED and not self.texts:
             self.failed_as_a_whole = output[-LAST_CHARACTERS:]

@@ -76,7 +76,7 @@ SAYS = {
     "nothing said": (
         "nsys",
         "exit 7",
-        (r"nsys wrote no report \(exit code 7\); its output is above",),
+        (r"nsys wrote no report \(ended with exit code 7\); its output is above",),
     ),
     "no permission": (
         "ncu",

@@ -198,7 +198,7 @@ def test_interrupted_it_prints_what_is_decided_and_removes_everything(
 def test_a_crash_loses_one_process_of_a_side_that_collects_once(project: Project) -> None:
     folder = project.folder.parent
     crash = f"    with open({str(folder / 'measured')!r}, 'a') as file:\n        file.write('.')\n"
-    crash += "        if file.tell() == 4:\n            os.kill(os.getpid(), 9)\n"
+    crash += "        if file.tell() in (2, 6):\n            os.kill(os.getpid(), 9)\n"
     collected = f"import os\nprint(os.getpid(), file=open({str(folder / 'collected')!r}, 'a'))\n"
     call = "    measure(gpu_benchmark, device_buffer, gpu_kernels, NBYTES)"
     project.write("test_it.py", collected + TESTS.replace(call, crash + call))
@@ -206,6 +206,7 @@ def test_a_crash_loses_one_process_of_a_side_that_collects_once(project: Project
     done = project.duet("main", "--json", "out.json", "--strict")
     assert done.returncode == 6, done.stderr  # the device is simulated
     assert set(verdicts(project.folder / "out.json").values()) == {"PASS"}
+    assert done.stderr.count("pair 1 is taken again: ended by SIGKILL") == 1
     assert done.stderr.count("pair 2 is taken again: test_it.py::test_mine: ") == 1
     assert "crashed: ended by SIGKILL" in done.stderr
     assert len((folder / "collected").read_text().split()) == 2
