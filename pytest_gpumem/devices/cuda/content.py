@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import cuda.bindings
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
@@ -169,10 +168,7 @@ class CudaContent:
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
         if call is None:
-            raise Unsupported(
-                f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: "
-                "discarding needs CUDA 13"
-            )
+            raise Unsupported("discarding needs CUDA 13: cuda-bindings is older")
         result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
         if result[0].name in _TOO_OLD:
             R.cudaGetLastError()

@@ -77,9 +77,7 @@ def cpus_of(node: int | None, system: Path = _NODES) -> set[int]:
 @contextmanager
 def on_node(node: int | None, system: Path = _NODES) -> Iterator[int | None]:
     """As `DeviceMemory.near_host`."""
-    before: set[int] = set()
-    if hasattr(os, "sched_getaffinity"):
-        before = os.sched_getaffinity(0)
+    before = os.sched_getaffinity(0)
     cpus = before & cpus_of(node, system)
     if not cpus:
         yield None
