@@ -169,13 +169,10 @@ def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:
     """Nsight's tools, and the permission to read counters."""
     for tool in (tools.NSYS, tools.NCU):
         try:
-            path = tools.find(tool, environment)
-        except NoAnswer as missing:
-            detail, _, remedy = str(missing).partition("; looked on")[0].partition(": ")
-            remedy = remedy or f"install {tool.title} ({tool.source})"
-            yield Fact(tool.program, WARNING, detail, remedy)
-            continue
-        yield Fact(tool.program, OK, str(path))
+            yield Fact(tool.program, OK, str(tools.find(tool, environment)))
+        except NoAnswer:
+            remedy = f"install {tool.title} ({tool.source}), or give its path in {tool.variable}"
+            yield Fact(tool.program, WARNING, "no such program was found", remedy)
     restricted = re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE)
     if restricted:
         remedy = (
