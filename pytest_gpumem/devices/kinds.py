@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.units import ShownError, format_bytes
+
+if TYPE_CHECKING:
+    from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 
 _PROC = Path("/proc/self")
 ALLOCATORS = (
@@ -22,6 +24,7 @@ ALLOCATORS = (
     "cudaHostRegister",
 )
 """Ways of allocating. "cudaMallocAsync, kept": from a pool that a synchronisation does not free."""
+PLENTY = 0.75  # share of the device's memory that stays free while memory is kept for reuse
 
 
 class DeviceError(ShownError):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.kinds import NoDevice
-from pytest_gpumem.devices.protocol import Device, Footprints, NotCounted
+from pytest_gpumem.devices.kinds import NoDevice, NotCounted
 from pytest_gpumem.records.device import Card, DeviceFacts
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda.waits import CudaWaits
+    from pytest_gpumem.devices.protocol import Device, Footprints
 
 DEFAULT_DATASHEET = "h100"
 

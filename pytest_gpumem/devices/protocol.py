@@ -56,7 +56,6 @@ __all__ = [
 ]
 
 OWN_CONTEXT = "a context of the test's own"  # made with cuCtxCreate
-PLENTY = 0.75  # share of the device's memory that stays free while memory is kept for reuse
 
 
 class Stream(Protocol):

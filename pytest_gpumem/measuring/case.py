@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import PLENTY, Foreign, OutOfMemory, Stream
+from pytest_gpumem.devices.kinds import PLENTY
+from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import (

@@ -26,8 +26,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.row import HOST
+from pytest_gpumem.records.row import HOST, Row
 from pytest_gpumem.settings import Settings, of_test
 
 SHOWN = 5  # benchmarks that a line names

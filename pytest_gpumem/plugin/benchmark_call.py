@@ -18,7 +18,7 @@ from pytest_gpumem.plugin.gpu_memory import TROUBLE
 from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.plugin.workers import benchmarks_are_off
-from pytest_gpumem.reporting.row import HOST
+from pytest_gpumem.records.row import HOST
 from pytest_gpumem.settings import of_marker
 from pytest_gpumem.units import format_time
 

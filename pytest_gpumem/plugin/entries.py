@@ -23,9 +23,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.records.row import HOST
 from pytest_gpumem.records.schema import device_to_json, document
 from pytest_gpumem.reporting.exports import figures
-from pytest_gpumem.reporting.row import HOST
 from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted
+from pytest_gpumem.devices.kinds import DeviceError, NotCounted
 from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
@@ -39,6 +39,8 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from pytest_gpumem.devices.footprints import MemoryWatch
 
 T = TypeVar("T")
 TROUBLE = (DeviceError, RuntimeError)

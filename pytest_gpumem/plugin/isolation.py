@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from msgspec.structs import replace
 from platformdirs import user_runtime_path
 
-from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
+from pytest_gpumem.devices.kinds import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import (
     KERNELS_FIXTURE,

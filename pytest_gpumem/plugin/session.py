@@ -17,14 +17,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.devices.kinds import ContextLost, DeviceError, HoldExpired
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.devices.protocol import (
-    ContextLost,
-    Device,
-    DeviceError,
-    Footprints,
-    HoldExpired,
-)
 from pytest_gpumem.judging.expectations import Selection, stricter_limits
 from pytest_gpumem.judging.finding import unjudged, with_verdict
 from pytest_gpumem.limits import LIMITS
@@ -51,6 +45,7 @@ from pytest_gpumem.settings import (
 )
 
 if TYPE_CHECKING:
+    from pytest_gpumem.devices.protocol import Device, Footprints
     from pytest_gpumem.measuring.bound import Kernels
     from pytest_gpumem.measuring.harness import Harness
     from pytest_gpumem.measuring.stopping import Ledger

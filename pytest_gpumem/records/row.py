@@ -23,6 +23,7 @@ GPU_FAULTS, CPU_FAULTS = "GPU page faults", "CPU page faults"
 MIGRATED = "migrated bytes"
 ORDER = "order"  # the same steps in another order
 FURTHER = "further differences"  # their number is in `now`
+HOST = "host s"  # `Row.extra` of an adopted benchmark: seconds of a call by the host's clock
 
 
 class Difference(Record, frozen=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from pytest_gpumem.records.row import (
     DECLARED,
     FURTHER,
     GPU_FAULTS,
+    HOST,
     MIGRATED,
     ORDER,
     Difference,
@@ -32,7 +33,6 @@ EXACT = (
 )
 """Figures of bytes and counts of a row. Of each, less is better."""
 REPEATED = 3  # requested over compulsory bytes, from which on caches serve most requests
-HOST = "host s"  # `Row.extra` of an adopted benchmark: seconds of a call by the host's clock
 HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak memory", "kept")
 """The columns of figures. An output leaves out those without any figure."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
 from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 from pytest_gpumem.units import GiB, KiB, MiB
 
@@ -35,6 +34,7 @@ class Datasheet:
     sm_count: int = 132  # [H100] [H200]
     max_threads_per_sm: int = 2048  # [CUDA]
     shared_bytes_per_sm: int = 228 * KiB  # [CUDA]
+    max_shared_bytes_per_block: int = 227 * KiB  # [CUDA]
     sm_clock: float = 1.98e9  # [H100]
     ecc: bool = True  # [H100]
     access_policy_max_window_bytes: int = 128 * MiB
@@ -72,7 +72,6 @@ class Datasheet:
             can_map_host=True,
             concurrent_managed_access=True,
             integrated=False,
-            max_shared_bytes_per_block=self.shared_bytes_per_sm - RESERVED_SHARED_BYTES,
         )
 
 
