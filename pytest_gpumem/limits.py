@@ -223,6 +223,9 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 )
 """All limits by name."""
 OF_FOOTPRINT = tuple(limit.name for limit in _FOOTPRINT)  # of the memory of a test or a part
+OF_WATCHED = (*OF_FOOTPRINT, MAX_WAITS)  # of a test whose memory and waits are read
+AT_THE_END = ("max_kept",)
+"""Limits on what is there when the test has ended; the others are judged at its body's end."""
 OF_LAUNCH = tuple(limit.name for limit in _LAUNCH)
 """Limits on one launch: a test that measures nothing cannot have them."""
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)

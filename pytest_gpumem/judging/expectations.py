@@ -17,8 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.footprint import AT_THE_END
-from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
+from pytest_gpumem.limits import AT_THE_END, LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import (

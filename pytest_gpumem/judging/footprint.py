@@ -13,17 +13,13 @@ from statistics import median_low
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import Check, check_of, counted
-from pytest_gpumem.limits import BASE, MAX_WAITS
+from pytest_gpumem.limits import AT_THE_END, BASE, MAX_WAITS, OF_WATCHED
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, WaitLine, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
-JUDGED = ("max_peak", "max_peak_regression", "max_kept", MAX_WAITS)
-"""Limits on a footprint. Waits are judged where they were to be read."""
-AT_THE_END = ("max_kept",)
-"""Limits on what is there when the test has ended; the others are judged at its body's end."""
 SHOWN = 5  # lines at which the host waits that a text names
 ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
 
@@ -62,7 +58,7 @@ def judge_footprint(
     `past`: of the saved runs of the row; `of` has them in words.
     `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
     """
-    for name in JUDGED:
+    for name in OF_WATCHED:
         check = check_of(limits, name)
         if check is None or (name in AT_THE_END and not footprint.ended):
             continue

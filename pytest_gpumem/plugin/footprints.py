@@ -88,7 +88,7 @@ class FootprintFeature(Feature):
 
     def _end(self, item: pytest.Item, watched: WatchedTest) -> None:
         """Complete the rows of a test with what it keeps. Raises its failure by that."""
-        from pytest_gpumem.plugin.verdicts import judge_the_end
+        from pytest_gpumem.plugin.rows import judge_the_end
 
         state_of(item).watched = None
         footprint = None

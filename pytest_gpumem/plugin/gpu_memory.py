@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,8 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import DeviceError, NotCounted
-from pytest_gpumem.judging.footprint import AT_THE_END, JUDGED, with_further
-from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, FootprintKeywords
+from pytest_gpumem.limits import AT_THE_END, MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -27,10 +26,9 @@ from pytest_gpumem.plugin.marks import (
 from pytest_gpumem.plugin.session import FORKED, SESSION, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import (
     SettingsError,
-    both_limits,
     by_marker,
     marker_limits,
     of_marker,
@@ -58,7 +56,7 @@ class WatchedTest:
         self.settings = of_test(session.settings, keywords_of(item))
         # A benchmark's limit on waits is on one launch.
         is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
-        names = OF_FOOTPRINT if is_benchmark else (*OF_FOOTPRINT, MAX_WAITS)
+        names = OF_FOOTPRINT if is_benchmark else OF_WATCHED
         self.limits = session.limits(item, names)
         self.limited = uses(item, MEMORY_FIXTURE)  # it has a row even where it takes no memory
         for name in names:
@@ -84,7 +82,7 @@ class WatchedTest:
 
     @property
     def limited_in_body(self) -> bool:
-        in_body = [name for name in JUDGED if name not in AT_THE_END]
+        in_body = [name for name in OF_WATCHED if name not in AT_THE_END]
         return bool(self.parts) or limited(self.limits, in_body)
 
     def tried(self, read: Callable[[], T]) -> T | None:
@@ -186,7 +184,7 @@ class WatchedTest:
             yield
 
 
-def limited(limits: Limits, names: Iterable[str] = JUDGED) -> bool:
+def limited(limits: Limits, names: Iterable[str] = OF_WATCHED) -> bool:
     return any(getattr(limits, name) is not None for name in names)
 
 
@@ -207,39 +205,6 @@ def _let_go(item: pytest.Item) -> None:
         # pytest-benchmark looks for its fixture once more.
         if name != "benchmark" and not name.startswith("_gpumem"):
             del arguments[name]
-
-
-# The rows
-
-
-def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) -> list[Row]:
-    """The rows of a test with its footprint and those of its parts."""
-    session = watched.session
-    by_label = {row.label: row for row in rows}
-    if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
-        watched.waits = None
-        footprint = replace(footprint, waits=None)
-    footprints = list(watched.parts)
-    if "" in by_label or _has_row(watched, footprint):
-        footprints.insert(0, ("", footprint, watched.limits))
-    further = [process.rows for process in session.further]
-    for label, seen, limits in footprints:
-        if watched.trouble is not None and not seen.watched and not limited(limits):
-            continue  # nothing was read, and nothing is judged by it
-        row = by_label.get(label) or session.new_row(watched.item.nodeid, limits, label)
-        all_seen = with_further(seen, row.key, further)
-        by_label[label] = replace(row, limits=both_limits(row.limits, limits), footprint=all_seen)
-    return list(by_label.values())
-
-
-def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
-    """True if a test that measures nothing has a row: one that touches the GPU, or is limited."""
-    if not watched.shown and not watched.reads_waits:
-        return False
-    unknown = watched.trouble is not None and limited(watched.limits)  # if it touches the GPU
-    waits = footprint.waits or Waits()
-    not_read = waits.not_read is not None and watched.limits.max_waits is not None
-    return bool(footprint.uses or watched.limited or unknown or waits.lines or not_read)
 
 
 # The fixture

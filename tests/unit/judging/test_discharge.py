@@ -22,8 +22,7 @@ from pytest_gpumem.judging.expectations import (
     open_under_strict,
     stricter_limits,
 )
-from pytest_gpumem.judging.footprint import AT_THE_END
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, demands_more
+from pytest_gpumem.limits import AT_THE_END, LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits

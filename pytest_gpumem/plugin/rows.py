@@ -1,0 +1,290 @@
+"""The rows of tests: made, judged, and the failure that they raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.baselines import verdicts
+from pytest_gpumem.baselines.acceptances import NONE
+from pytest_gpumem.baselines.saved import times_of
+from pytest_gpumem.judging.differences import row_differences
+from pytest_gpumem.judging.finding import counted, known, with_verdict
+from pytest_gpumem.judging.footprint import with_further
+from pytest_gpumem.judging.judge import is_failure, merged
+from pytest_gpumem.judging.limits import relative
+from pytest_gpumem.limits import AT_THE_END
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.plugin.gpu_memory import WatchedTest, limited
+from pytest_gpumem.plugin.running import fail
+from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, GpuSession, state_of
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint, Waits
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Difference, LimitResult, Row
+from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.details import failure_text
+from pytest_gpumem.reporting.exports import figures, properties
+from pytest_gpumem.reporting.row import why_lines
+from pytest_gpumem.reporting.terminal import columns
+from pytest_gpumem.settings import both_limits
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.gpu_benchmark import GpuTest
+
+
+def judge_body(item: pytest.Item, error: BaseException | None, session: GpuSession) -> None:
+    """Judge a test whose body has ended, early by `error`. Raises its failure by its rows."""
+    state = state_of(item)
+    test: GpuTest | None = state.test
+    skip = error if isinstance(error, pytest.skip.Exception) else None
+    caught = None
+    if test is not None:
+        test.judged = True
+        if test.wrong is not None and not test.subtest_failed and (error is None or skip):
+            from pytest_gpumem.measuring.target import WrongResult
+
+            caught = error = WrongResult(f"{test.wrong} (the test caught this error)")
+            skip = None
+    rows = _rows(item, test, session, skip)
+    strict = session.settings.strict
+    failed = (error is not None and skip is None) or (test is not None and test.subtest_failed)
+    failed = failed or any(is_failure(row.verdict, strict) for row in rows)
+    rows = [replace(row, failed=failed) for row in rows]
+    if test is not None and test.entries is not None:
+        if failed and not test.measurements:
+            rows = [unmeasured(item, session, error)]
+        for row in rows:
+            if row.measurement is not None:
+                shown = figures(row, session.facts)
+                test.entries.add(row.label, row.measurement.samples, shown, failed=row.failed)
+    state.rows = rows
+    if caught is not None:
+        raise caught
+    failing = [row for row in rows if is_failure(row.verdict, strict)]
+    if failing and error is None:
+        _fail(item, failing, session)
+
+
+def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint) -> None:
+    """Judge a test again with its whole footprint. Raises its failure, if none is reported yet."""
+    session = watched.session
+    state = state_of(item)
+    rows = state.rows
+    if watched.row_at_end:
+        rows = attached(rows, footprint, watched)
+    judged, failing = [], []
+    for row in rows:
+        whole = _whole(row, watched, footprint)
+        if whole is not row and not row.failed:  # what a failure keeps is no finding of its own
+            whole = _judged(whole, session, rows)
+            if is_failure(whole.verdict, session.settings.strict):
+                whole = replace(whole, failed=True)
+                failing.append(whole)
+        judged.append(whole)
+    state.rows = judged
+    if failing:
+        _fail(item, failing, session)
+
+
+def _whole(row: Row, watched: WatchedTest, footprint: Footprint) -> Row:
+    """A row with the whole footprint of its test; the same row if it is not about that."""
+    if row.footprint is None or row.label:
+        return row
+    if watched.trouble is None:
+        peaks, kept = row.footprint.further_peaks, row.footprint.further_kept
+        return replace(row, footprint=replace(footprint, further_peaks=peaks, further_kept=kept))
+    if not limited(row.limits, AT_THE_END):
+        return row
+    unread = footprint.not_watched  # what was read before stays
+    whole = replace(row.footprint, watched=(), not_watched=unread, ended=True)
+    return replace(row, footprint=whole)
+
+
+def _rows(
+    item: pytest.Item, test: GpuTest | None, session: GpuSession, skip: BaseException | None
+) -> list[Row]:
+    """The rows of a test at its body's end with their verdicts."""
+    rows = []
+    if test is not None:
+        further = [process.rows for process in session.further]
+        for label, (measured, limits, extra) in test.measurements.items():
+            row = session.new_row(item.nodeid, limits, label)
+            measurement = merged(measured, row.key, further) if further else measured
+            rows.append(replace(row, measurement=measurement, extra=dict(extra)))
+    if skip is not None:
+        why = f"the test skipped after this measurement: {skip}"
+        doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
+        return [with_verdict(row, [doubt]) for row in rows]
+    watched: WatchedTest | None = state_of(item).watched
+    if watched is not None:
+        if test is None and not watched.limited_in_body:
+            watched.row_at_end = True
+        elif session.lost_in is None:
+            rows = attached(rows, watched.footprint(ended=False), watched)
+    return [_judged(row, session, rows) for row in rows]
+
+
+def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
+    values: dict[str, str | None] = {}
+    for name in relative(row.limits):
+        # A limit "base" on a count that somebody accepted is the accepted count.
+        newest = session.merged.of(row.key, "limit", name)
+        if newest is not None:
+            change = newest[1]
+            values[name] = None if change.value == NONE else change.value
+    if values:
+        origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
+        row = replace(row, limits=replace(row.limits, **values, origin=origin))
+    siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
+    strict = session.settings.strict
+    return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
+
+
+def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
+    """The row of a test that failed before anything was measured; by a subtest without `error`."""
+    cause = "a subtest failed"
+    if error is not None:
+        # A failure that pytest raised has a message of its own.
+        parts = [] if isinstance(error, pytest.fail.Exception) else [type(error).__name__]
+        parts += [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+        cause = ": ".join(parts) or "no message"
+    reason = f"failed before anything was measured: {cause}"
+    code = Code.DID_NOT_RUN if item.nodeid in session.unrun else None
+    row = replace(session.new_row(item.nodeid, Limits()), failed=True)
+    return with_verdict(row, [LimitResult("", Outcome.FAIL, code, reason)])
+
+
+# The failure of a test
+
+
+def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
+    """Raise the failure of a test by its rows; the main process judges a further one."""
+    if session.is_further:
+        return
+    explained = {row.key: _explained(row, session) for row in failing}
+    state = state_of(item)
+    state.rows = [explained.get(row.key, row) for row in state.rows]
+    failure = pytest.fail.Exception(_text_of(list(explained.values()), session), pytrace=False)
+    setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
+    raise failure
+
+
+def _explained(row: Row, session: GpuSession) -> Row:
+    differences: tuple[Difference, ...] = ()
+    if row.measurement is not None:
+        runs = times_of(session.baseline.reference_runs(row))
+        if runs:
+            differences = row_differences(row, runs[-1][1])
+    return replace(row, differences=differences)
+
+
+def _text_of(rows: Sequence[Row], session: GpuSession) -> str:
+    width, texts = columns(), []
+    for row in rows:
+        if session.announces:
+            texts.append(failure_text(row, session.facts, width))
+        else:
+            verdict = printable(f"{row.verdict.reason} ({row.key})")
+            texts.append("\n".join(wrapped(verdict, width, indent="")))
+    for row in printable(list(rows)):
+        lines: list[str] = []
+        for line in why_lines(row):
+            sentence = f"  {line}" if lines else f"why: {row.key}: {line}"
+            lines += wrapped(sentence, width, indent="    ")
+        if lines:
+            texts.append("\n".join(lines))
+    return "\n\n".join(texts)
+
+
+def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSession) -> None:
+    """Fail a test by a further process, or by the verdict of an earlier attempt."""
+    for process in session.further:
+        why = process.failure_of(item.nodeid)
+        if why is not None and not report.failed:
+            fail(report, why)
+    state = state_of(item)
+    rows = {row.key: row for row in state.rows}
+    failing = []
+    for number, attempt in enumerate(state.attempts):
+        for before in attempt:
+            row = rows.get(before.key)
+            cleared = row is None or row.verdict.outcome is not Outcome.FAIL
+            failed = before.verdict.outcome is Outcome.FAIL and before.measured_something
+            if failed and cleared:
+                first, *findings = known(before)
+                first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
+                verdict = with_verdict(before, [first, *findings]).verdict
+                row = replace(row or before, verdict=verdict, differences=before.differences)
+                rows[row.key] = row
+                failing.append(row)
+    if not failing:
+        return
+    state.rows = [replace(row, failed=True) for row in rows.values()]
+    if not report.failed:
+        fail(report, _text_of(failing, session))
+        setattr(report, BY_LIMITS_ATTRIBUTE, True)
+
+
+def judge_waiting(gpu: GpuSession) -> bool:
+    """Judge the rows that wait for the session's end; return whether the session fails."""
+    strict = gpu.settings.strict
+    failed = False
+    if gpu.further:
+        from pytest_gpumem.plugin.repeating import failed_elsewhere
+
+        failed = failed_elsewhere(gpu)
+    rows = list(gpu.rows)
+    waiting = {row.key for row in rows if verdicts.waits(row)}
+    gpu.rows.replace(verdicts.screened(rows, gpu.baseline, strict=strict, in_gate=gpu.in_gate))
+    undecided = 0
+    for row in gpu.rows:
+        if row.key in waiting and row.verdict.outcome is Outcome.UNDECIDED:
+            undecided += 1
+    if undecided and strict and gpu.announces:
+        gpu.remark(f"--gpumem-strict: {counted(undecided, 'row')} undecided: this fails")
+        return True
+    return failed
+
+
+def add_properties(report: pytest.TestReport, rows: Iterable[Row], facts: DeviceFacts) -> None:
+    """Give a report the properties of JUnit's file, which takes those of the last report."""
+    of_rows: dict[str, object] = {}
+    for row in rows:
+        of_rows.update(properties(row, facts))
+    others = [entry for entry in report.user_properties if entry[0] not in of_rows]
+    report.user_properties = [*others, *of_rows.items()]
+
+
+def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) -> list[Row]:
+    """The rows of a test with its footprint and those of its parts."""
+    session = watched.session
+    by_label = {row.label: row for row in rows}
+    if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
+        watched.waits = None
+        footprint = replace(footprint, waits=None)
+    footprints = list(watched.parts)
+    if "" in by_label or _has_row(watched, footprint):
+        footprints.insert(0, ("", footprint, watched.limits))
+    further = [process.rows for process in session.further]
+    for label, seen, limits in footprints:
+        if watched.trouble is not None and not seen.watched and not limited(limits):
+            continue  # nothing was read, and nothing is judged by it
+        row = by_label.get(label) or session.new_row(watched.item.nodeid, limits, label)
+        all_seen = with_further(seen, row.key, further)
+        by_label[label] = replace(row, limits=both_limits(row.limits, limits), footprint=all_seen)
+    return list(by_label.values())
+
+
+def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
+    """True if a test that measures nothing has a row: one that touches the GPU, or is limited."""
+    if not watched.shown and not watched.reads_waits:
+        return False
+    unknown = watched.trouble is not None and limited(watched.limits)  # if it touches the GPU
+    waits = footprint.waits or Waits()
+    not_read = waits.not_read is not None and watched.limits.max_waits is not None
+    return bool(footprint.uses or watched.limited or unknown or waits.lines or not_read)
