@@ -19,11 +19,8 @@ from msgspec.structs import asdict
 
 from pytest_gpumem.baselines.acceptances import Acceptances, Figure
 from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun, times_of
-from pytest_gpumem.judging.differences import measured_differently
 from pytest_gpumem.judging.finding import window_text
-from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
-from pytest_gpumem.judging.regression import corrected_logs
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
@@ -78,6 +75,8 @@ class Baseline:
 
     def measured_differently(self, row: Row) -> bool:
         """Return whether a measured row is new because it is measured in another way."""
+        from pytest_gpumem.judging.differences import measured_differently
+
         runs = times_of(self._saved(row.key, "time"))
         if not runs or row.measurement is None or self.reference_runs(row):
             return False
@@ -232,6 +231,8 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
     if figure == "memory":
         growth = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
         return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
+    from pytest_gpumem.judging.regression import corrected_logs
+
     saved = list(chain(*reference))
     measured = []
     for run in chain(saved, *newest):
@@ -250,6 +251,8 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
 
 
 def _peaks(days: Sequence[Sequence[Row | SavedRow]]) -> list[int]:
+    from pytest_gpumem.judging.footprint import peaks_of
+
     peaks: list[int] = []
     for run in chain(*days):
         assert run.footprint is not None

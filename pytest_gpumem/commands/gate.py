@@ -16,10 +16,9 @@ import click
 from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
 from pytest_gpumem.baselines.acceptances import (
     Acceptances,
-    absolute_limits,
     acceptances,
-    changes_of,
 )
+from pytest_gpumem.baselines.accepting import absolute_limits, changes_of
 from pytest_gpumem.commands import (
     base_python_option,
     examples,

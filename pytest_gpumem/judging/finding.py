@@ -90,6 +90,11 @@ def basis(measurement: Measurement) -> str:
     return f"{counted(samples, 'sample')} on {counted(placements, 'placement')}"
 
 
+def mark(simulated: bool) -> str:
+    """What follows everything that says nothing about a GPU."""
+    return " (simulated)" if simulated else ""
+
+
 def window_text(window: Window | None) -> str:
     """Such as "8 MiB at hit ratio 1 and a set-aside of 9 MiB", or "none"."""
     if window is None:
@@ -169,6 +174,20 @@ def with_verdict(row: Row, findings: Iterable[LimitResult], *, strict: bool = Fa
         row.verdict.paired,
     )
     return replace(row, verdict=verdict)
+
+
+def in_doubt(row: Row, why: str) -> Row:
+    return with_verdict(row, [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)])
+
+
+def without_verdict(row: Row, end: str) -> Row:
+    """Return the row of a test that ended in another way than it was judged: "skipped"."""
+    if row.verdict.code is Code.CONDITIONS:
+        return row
+    reason = f"the test {end} after this measurement"
+    if row.verdict.outcome is Outcome.FAIL:
+        reason += f" (FAIL: {row.verdict.reason})"
+    return in_doubt(row, reason)
 
 
 def known(row: Row) -> tuple[LimitResult, ...]:

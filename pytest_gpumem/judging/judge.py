@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import counted, known, with_verdict
 from pytest_gpumem.judging.what_ran import merged_record
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement, Repeat
@@ -84,6 +84,22 @@ def failing_in_themselves(rows: Sequence[Row]) -> set[str]:
         if row.test_error or (row.failed and row.nodeid not in by_verdict):
             failing.add(row.nodeid)
     return failing
+
+
+def failed_before(rows: Sequence[Row], attempts: Sequence[Sequence[Row]]) -> dict[str, Row]:
+    """Return by key the rows whose FAIL of an earlier attempt is kept: a rerun clears none."""
+    now, kept = {row.key: row for row in rows}, dict[str, Row]()
+    for number, attempt in enumerate(attempts):
+        for before in attempt:
+            row = kept.get(before.key) or now.get(before.key)
+            failed = before.verdict.outcome is Outcome.FAIL and before.measured_something
+            if failed and (row is None or row.verdict.outcome is not Outcome.FAIL):
+                first, *findings = known(before)
+                first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
+                verdict = with_verdict(before, [first, *findings]).verdict
+                differences = before.differences
+                kept[before.key] = replace(row or before, verdict=verdict, differences=differences)
+    return kept
 
 
 # Several processes of a run

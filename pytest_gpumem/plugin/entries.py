@@ -25,7 +25,6 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.records.row import HOST
 from pytest_gpumem.records.schema import device_to_json, document
-from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`
@@ -240,6 +239,8 @@ class BenchmarkFiles:
             # Since then the row may have been judged again.
             row = by_name.get((gpumem["range"], gpumem.get("label", "")))
             if row is not None:
+                from pytest_gpumem.reporting.exports import figures
+
                 gpumem.update(figures(row, session.facts))
         output_json["gpumem"] = document(
             session.facts, list(session.rows), session.settings.to_json(), session.missing

@@ -9,13 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
-from pytest_gpumem.baselines.acceptances import NONE
+from pytest_gpumem.baselines.accepting import with_accepted_counts
 from pytest_gpumem.baselines.saved import times_of
 from pytest_gpumem.judging.differences import row_differences
-from pytest_gpumem.judging.finding import counted, known, with_verdict
+from pytest_gpumem.judging.finding import counted, in_doubt, with_verdict
 from pytest_gpumem.judging.footprint import with_further
-from pytest_gpumem.judging.judge import is_failure, merged
-from pytest_gpumem.judging.limits import relative
+from pytest_gpumem.judging.judge import failed_before, is_failure, merged
 from pytest_gpumem.limits import AT_THE_END
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_memory import WatchedTest, limited
@@ -26,11 +25,8 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Difference, LimitResult, Row
-from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.exports import figures, properties
-from pytest_gpumem.reporting.row import why_lines
-from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.settings import both_limits
 
 if TYPE_CHECKING:
@@ -118,8 +114,7 @@ def _rows(
             rows.append(replace(row, measurement=measurement, extra=dict(extra)))
     if skip is not None:
         why = f"the test skipped after this measurement: {skip}"
-        doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
-        return [with_verdict(row, [doubt]) for row in rows]
+        return [in_doubt(row, why) for row in rows]
     watched: WatchedTest | None = state_of(item).watched
     if watched is not None:
         if test is None and not watched.limited_in_body:
@@ -130,16 +125,7 @@ def _rows(
 
 
 def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
-    values: dict[str, str | None] = {}
-    for name in relative(row.limits):
-        # A limit "base" on a count that somebody accepted is the accepted count.
-        newest = session.merged.of(row.key, "limit", name)
-        if newest is not None:
-            change = newest[1]
-            values[name] = None if change.value == NONE else change.value
-    if values:
-        origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
-        row = replace(row, limits=replace(row.limits, **values, origin=origin))
+    row = with_accepted_counts(row, session.merged)
     siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
     strict = session.settings.strict
     return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
@@ -169,7 +155,8 @@ def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> Non
     explained = {row.key: _explained(row, session) for row in failing}
     state = state_of(item)
     state.rows = [explained.get(row.key, row) for row in state.rows]
-    failure = pytest.fail.Exception(_text_of(list(explained.values()), session), pytrace=False)
+    text = failure_text(explained.values(), session.facts, whole=session.announces)
+    failure = pytest.fail.Exception(text, pytrace=False)
     setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
     raise failure
 
@@ -183,24 +170,6 @@ def _explained(row: Row, session: GpuSession) -> Row:
     return replace(row, differences=differences)
 
 
-def _text_of(rows: Sequence[Row], session: GpuSession) -> str:
-    width, texts = columns(), []
-    for row in rows:
-        if session.announces:
-            texts.append(failure_text(row, session.facts, width))
-        else:
-            verdict = printable(f"{row.verdict.reason} ({row.key})")
-            texts.append("\n".join(wrapped(verdict, width, indent="")))
-    for row in printable(list(rows)):
-        lines: list[str] = []
-        for line in why_lines(row):
-            sentence = f"  {line}" if lines else f"why: {row.key}: {line}"
-            lines += wrapped(sentence, width, indent="    ")
-        if lines:
-            texts.append("\n".join(lines))
-    return "\n\n".join(texts)
-
-
 def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSession) -> None:
     """Fail a test by a further process, or by the verdict of an earlier attempt."""
     for process in session.further:
@@ -208,25 +177,13 @@ def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSes
         if why is not None and not report.failed:
             fail(report, why)
     state = state_of(item)
-    rows = {row.key: row for row in state.rows}
-    failing = []
-    for number, attempt in enumerate(state.attempts):
-        for before in attempt:
-            row = rows.get(before.key)
-            cleared = row is None or row.verdict.outcome is not Outcome.FAIL
-            failed = before.verdict.outcome is Outcome.FAIL and before.measured_something
-            if failed and cleared:
-                first, *findings = known(before)
-                first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
-                verdict = with_verdict(before, [first, *findings]).verdict
-                row = replace(row or before, verdict=verdict, differences=before.differences)
-                rows[row.key] = row
-                failing.append(row)
+    failing = failed_before(state.rows, state.attempts)
     if not failing:
         return
+    rows = {**{row.key: row for row in state.rows}, **failing}
     state.rows = [replace(row, failed=True) for row in rows.values()]
     if not report.failed:
-        fail(report, _text_of(failing, session))
+        fail(report, failure_text(failing.values(), session.facts, whole=session.announces))
         setattr(report, BY_LIMITS_ATTRIBUTE, True)
 
 

@@ -20,16 +20,15 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.kinds import ContextLost, DeviceError, HoldExpired
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.judging.expectations import Selection, stricter_limits
-from pytest_gpumem.judging.finding import unjudged, with_verdict
+from pytest_gpumem.judging.finding import unjudged, without_verdict
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.workers import is_part, plain_base
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import How, LimitResult, Omission, Row, key_of
+from pytest_gpumem.records.row import How, Omission, Row, key_of
 from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.settings import (
@@ -326,7 +325,7 @@ class TestReports:
             if end == "failed":
                 row = replace(row, failed=True)
             elif end != "passed":
-                row = replace(_without_verdict(row, end), failed=False)
+                row = replace(without_verdict(row, end), failed=False)
             if self.error:
                 row = replace(row, test_error=True)
             yield row
@@ -373,15 +372,6 @@ class Rows:
 
     def __len__(self) -> int:
         return sum(len(test.rows) for test in self.tests.values())
-
-
-def _without_verdict(row: Row, end: str) -> Row:
-    if row.verdict.code is Code.CONDITIONS:
-        return row
-    reason = f"the test {end} after this measurement"
-    if row.verdict.outcome is Outcome.FAIL:
-        reason += f" (FAIL: {row.verdict.reason})"
-    return with_verdict(row, [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason)])
 
 
 @dataclass

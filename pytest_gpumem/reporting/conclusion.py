@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.expectations import possibly_intended
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import counted, mark
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Omission, Past, Row
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, why_lines, worst_first
+from pytest_gpumem.reporting.row import broken_limits, verdict_text, why_lines, worst_first
 from pytest_gpumem.reporting.table import remedies
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs

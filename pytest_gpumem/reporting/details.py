@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from pytest_gpumem.judging.finding import basis, change, counted, window_text
+from pytest_gpumem.judging.finding import basis, change, counted, mark, window_text
 from pytest_gpumem.judging.footprint import waits_text
 from pytest_gpumem.judging.limits import no_share_of_peak, share_of_peak
 from pytest_gpumem.limits import LIMITS
@@ -14,9 +14,9 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.columns import hanging
-from pytest_gpumem.reporting.row import base_of, broken_limits, mark, why_lines
-from pytest_gpumem.reporting.terminal import name_and_driver
+from pytest_gpumem.reporting.columns import hanging, wrapped
+from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines
+from pytest_gpumem.reporting.terminal import columns, name_and_driver
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes
@@ -45,7 +45,26 @@ def details(row: Row, facts: DeviceFacts) -> Details:
         yield from _of_footprint(row.footprint)
 
 
-def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
+def failure_text(rows: Collection[Row], facts: DeviceFacts, *, whole: bool) -> str:
+    """The text of a test that fails by these rows: in whole, or the reasons alone."""
+    width, texts = columns(), []
+    for row in rows:
+        if whole:
+            texts.append(_failure(row, facts, width))
+        else:
+            verdict = printable(f"{row.verdict.reason} ({row.key})")
+            texts.append("\n".join(wrapped(verdict, width, indent="")))
+    for row in printable(list(rows)):
+        lines: list[str] = []
+        for line in why_lines(row):
+            sentence = f"  {line}" if lines else f"why: {row.key}: {line}"
+            lines += wrapped(sentence, width, indent="    ")
+        if lines:
+            texts.append("\n".join(lines))
+    return "\n\n".join(texts)
+
+
+def _failure(row: Row, facts: DeviceFacts, width: int) -> str:
     row, facts = printable(row), printable(facts)
     lines = []
     broken = broken_limits(row)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_gpumem.files import append_whole
+from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.conclusion import row_lines
-from pytest_gpumem.reporting.row import FAILING, FINE, attention, mark, verdict_text, worst_first
+from pytest_gpumem.reporting.row import FAILING, FINE, attention, verdict_text, worst_first
 
 MOST = 10  # annotations of each level that GitHub shows of a step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file of the job summary

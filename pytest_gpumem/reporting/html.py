@@ -15,6 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -22,7 +23,7 @@ from pytest_gpumem.records.row import Past
 from pytest_gpumem.reporting.charts import of_saved_runs, of_tests
 from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.details import details
-from pytest_gpumem.reporting.row import RowView, headings_of, mark, views, worst_first
+from pytest_gpumem.reporting.row import RowView, headings_of, views, worst_first
 from pytest_gpumem.reporting.terminal import counts_text, header
 
 TEMPLATES = Path(__file__).parent / "templates"

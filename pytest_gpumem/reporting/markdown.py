@@ -7,7 +7,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import counted, mark
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.row import (
@@ -15,7 +15,6 @@ from pytest_gpumem.reporting.row import (
     RowView,
     attention,
     headings_of,
-    mark,
     views,
     worst_first,
 )

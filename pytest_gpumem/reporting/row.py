@@ -61,11 +61,6 @@ class RowView:
         return [self.figures.get(heading, nothing).text for heading in headings]
 
 
-def mark(simulated: bool) -> str:
-    """What follows everything that says nothing about a GPU."""
-    return " (simulated)" if simulated else ""
-
-
 def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
     """The rows of a report. `memory`: show every peak."""
     names = [row.key for row in rows]

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import counted, mark
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -21,7 +21,6 @@ from pytest_gpumem.records.row import (
     Omission,
     Row,
 )
-from pytest_gpumem.reporting.row import mark
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
 
