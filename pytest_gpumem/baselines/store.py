@@ -24,7 +24,6 @@ from pytest_gpumem.baselines.history import Baseline, assemble
 from pytest_gpumem.baselines.saved import SavedRow, SavedRun, read, reduced, written
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -192,6 +191,8 @@ def refusal(row: Row, simulated: bool) -> str | None:
     if row.verdict.code is Code.CONDITIONS:
         return row.verdict.reason
     if row.measurement is not None:
+        from pytest_gpumem.judging.judge import unreliable
+
         doubts = ", ".join(unreliable(row.measurement))
         if doubts:
             return f"its times are in doubt: {doubts}"

@@ -100,8 +100,6 @@ class FootprintFeature(Feature):
             watched.end()
         if footprint is None:
             return
-        if watched.trouble is not None:
-            item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
         judge_the_end(item, watched, footprint)
 
 
