@@ -24,7 +24,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.records.row import HOST
-from pytest_gpumem.records.schema import device_to_json, document
+from pytest_gpumem.records.schema import document
 from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`
@@ -178,20 +178,6 @@ def revision(config: pytest.Config) -> str | None:
     return revision_of(_commit_info(config))
 
 
-GPU_IDENTITY = (
-    "key",
-    "name",
-    "simulated",
-    "compute_capability",
-    "memory_bytes",
-    "ecc",
-    "mig_profile",
-    "driver",
-    "cuda",
-)
-"""Facts in pytest-benchmark's `machine_info`: others would make every two runs differ."""
-
-
 class BenchmarkFiles:
     """Hooks of pytest-benchmark: files have the rows, and entries of one GPU are compared."""
 
@@ -202,19 +188,15 @@ class BenchmarkFiles:
 
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
         """Leave the entries of another GPU out of a saved run."""
-        # The GPU leaves `machine_info`, which is of the host.
-        gpu = compared_benchmark.setdefault("machine_info", {}).pop("gpu", None)
-        compared_benchmark["gpu"] = gpu
-        if gpu is None or gpu.get("key") == self._session.facts.key:
-            return
-        of_the_host = []
+        key, comparable = self._session.facts.key, []
         for entry in compared_benchmark["benchmarks"]:
-            if "gpumem" in entry.get("extra_info", {}):
-                self._left_out.add(entry["fullname"])
-                self._other_gpu = str(gpu.get("key", "an unnamed GPU"))
+            gpu = entry.get("extra_info", {}).get("gpumem", {}).get("gpu", key)
+            if gpu == key:
+                comparable.append(entry)
             else:
-                of_the_host.append(entry)
-        compared_benchmark["benchmarks"] = of_the_host
+                self._left_out.add(entry["fullname"])
+                self._other_gpu = gpu
+        compared_benchmark["benchmarks"] = comparable
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         key = self._session.facts.key
@@ -228,9 +210,6 @@ class BenchmarkFiles:
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
-        if len(session.rows) and "machine_info" in output_json:
-            facts = device_to_json(session.facts)
-            output_json["machine_info"]["gpu"] = {name: facts[name] for name in GPU_IDENTITY}
         by_name = {(row.range_name, row.label): row for row in session.rows}
         for entry in output_json.get("benchmarks", ()):  # a project may write its own JSON
             gpumem = entry.get("extra_info", {}).get("gpumem")

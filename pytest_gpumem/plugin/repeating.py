@@ -75,16 +75,10 @@ class RepeatFeature(Feature):
         self._announce()
 
     def _check(self, process: ProcessRecord) -> None:
-        """Raise `UserError` if a process measured nothing, or on another device."""
-        device, key, name = process.device, self._session.facts.key, process.name
-        reported = process.error and (process.texts or process.finished)
-        if device is None and not reported:
-            why = process.error or process.failed_as_a_whole
-            raise UserError(
-                f"{name} measured nothing: {why or 'no test of it reached a measurement'}"
-            )
+        """Raise `UserError` if a process measured on another device."""
+        device, key = process.device, self._session.facts.key
         if device is not None and device.key != key:
-            raise UserError(f"{name} measured on {device.key}, this one is on {key}")
+            raise UserError(f"{process.name} measured on {device.key}, this one is on {key}")
 
     def _announce(self) -> None:
         """Say how many processes have measured."""

@@ -49,7 +49,7 @@ def write(gpu: GpuSession, report: Path | None, *, complete: bool) -> bool:
         return written
     if report is not None and not _write_report(gpu, report):
         written = False
-    if os.environ.get("GITHUB_STEP_SUMMARY") and _announces(gpu):
+    if os.environ.get("GITHUB_STEP_SUMMARY") and gpu.announces:
         from pytest_gpumem.reporting import github, markdown
 
         failed = github.summarise(markdown.page(_run(gpu)), os.environ)
@@ -72,11 +72,6 @@ def _write_report(gpu: GpuSession, path: Path) -> bool:
     if gpu.announces:  # a gate names its files
         gpu.remark(f"--gpumem-report: wrote {path}")
     return True
-
-
-def _announces(gpu: GpuSession) -> bool:
-    """True if verdicts are shown elsewhere: not under a profiler, nor in a gate's screen."""
-    return gpu.announces and not gpu.ranges.tool_attached()
 
 
 def _run(gpu: GpuSession) -> Run:
@@ -117,7 +112,7 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
         lines.append(f"budget: {spent} of {total} spent on measuring")
     # Not wrapped: some end with a command to copy.
     lines += [*missing_lines(gpu.missing), *gpu.remarks]
-    conclusion = _conclusion(gpu) if _announces(gpu) else None
+    conclusion = _conclusion(gpu) if gpu.announces else None
     if conclusion is not None:
         lines += conclusion_lines(conclusion, columns())
     if lines:
@@ -126,7 +121,7 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
         writer.section(f"gpumem: {printable(gpu.facts.name)}{simulated}")
     for line in lines:  # pytest escapes all of a text that the output cannot encode
         writer.write_line(printable(line) if "\x1b" not in line else line)
-    if os.environ.get("GITHUB_ACTIONS") == "true" and _announces(gpu):
+    if os.environ.get("GITHUB_ACTIONS") == "true" and gpu.announces:
         from pytest_gpumem.reporting import github
 
         places = github.places_of(gpu.config.rootpath, gpu.rows.places)

@@ -134,8 +134,8 @@ class GpuSession:
 
     @property
     def announces(self) -> bool:
-        """False where verdicts are not final: in a gate's screen, before its duet."""
-        return ANNOUNCE not in switched_off(os.environ)
+        """False where verdicts are not final: under a profiler, and in a gate's screen."""
+        return ANNOUNCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     # Limits
 
@@ -210,13 +210,11 @@ class GpuSession:
 
     def wait(self, item: pytest.Item) -> None:
         """Wait for all work of a test. Raises `ContextLost` if it lost the context."""
-        device, test = self._device, printable(item.nodeid)
+        device = self._device
         if device is None or self.lost_in is not None:
             return
         try:
-            reason = device.gone()
-            if reason is not None:
-                self.remark(f"after {test}, {reason}; the next test that measures opens it again")
+            if device.gone() is not None:
                 self.close()
                 return
             device.streams.synchronize()
@@ -229,8 +227,8 @@ class GpuSession:
             if not device.streams.end_captures():
                 raise
             self.remark(
-                f"{test} left the capture of a stream open, which was ended: later tests would "
-                "fail by it"
+                f"{printable(item.nodeid)} left the capture of a stream open, which was ended: "
+                "later tests would fail by it"
             )
             with suppress(HoldExpired):
                 device.streams.synchronize()
@@ -240,11 +238,8 @@ class GpuSession:
 
     def _lose(self, item: pytest.Item, error: str) -> None:
         """Remember the test that lost the context. `error`: of the runtime, or of the call."""
-        code = re.search(r"cudaError([A-Z]\w+)", error)
-        if code is None:
-            what = error.partition(". ")[0]
-        else:
-            what = re.sub(r"(?<!^)(?=[A-Z])", " ", code[1]).lower()
+        code = re.search(r"cudaError\w+", error)
+        what = error.partition(". ")[0] if code is None else code[0]
         file, line, _ = item.location
         place = file if line is None else f"{file}:{line + 1}"
         self.lost_in = item.nodeid

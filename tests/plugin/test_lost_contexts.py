@@ -56,7 +56,7 @@ def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.Run
             line for line in result.outlines if line.startswith("ContextLost: did not run: ")
         }
         assert re.fullmatch(
-            r"ContextLost: did not run: test_it\.py::test_culprit lost the context \(illegal address, test_it\.py:\d+\)",
+            r"ContextLost: did not run: test_it\.py::test_culprit lost the context \(cudaErrorIllegalAddress, test_it\.py:\d+\)",
             line,
         )
         assert result.outlines.count(line) == 2

@@ -190,7 +190,7 @@ def test_what_a_crash_keeps_from_running_is_told_once(project: Project, gate: Ga
     assert ended == 1, text
     end = " ".join(after_files(text).split())
     assert (
-        "lost: 1 test did not run because test_a.py::test_culprit lost the context (illegal address, test_a.py:3)"
+        "lost: 1 test did not run because test_a.py::test_culprit lost the context (cudaErrorIllegalAddress, test_a.py:3)"
         in end
     )
     assert "1 test failed without a measurement; 1 test did not run" in end
