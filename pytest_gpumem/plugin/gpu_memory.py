@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import DeviceError, NotCounted
-from pytest_gpumem.limits import AT_THE_END, MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
+from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -78,12 +78,6 @@ class WatchedTest:
         """Begins to count its waits, while these are read."""
         self.warms_up = False  # its function is called before it counts: parts have no rows
         self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
-        self.row_at_end = False  # nothing is judged before, and a look takes time
-
-    @property
-    def limited_in_body(self) -> bool:
-        in_body = [name for name in OF_WATCHED if name not in AT_THE_END]
-        return bool(self.parts) or limited(self.limits, in_body)
 
     def tried(self, read: Callable[[], T]) -> T | None:
         """Return what is read; None once reading has failed."""

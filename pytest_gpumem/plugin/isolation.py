@@ -4,8 +4,7 @@ Workers, or two sessions, would time each other's kernels: a lock for each GPU k
 set-aside of L2, windows and limits that a test leaves on the device are restored.
 
 A test that crashes, hangs or loses the context costs no other test, in a worker of pytest-xdist
-that is replaced. The controller reports the worker's last words from a file as a crash. Any other
-process writes its stacks to its standard error, past pytest's capture.
+that is replaced. The controller reports the worker's last words from a file.
 """
 
 from __future__ import annotations
@@ -94,8 +93,6 @@ class ExclusiveFeature(Feature):
         """
         session = self._session
         gpus, facts = session.chosen.gpus, session.facts
-        if not gpus and facts.uuid is not None:
-            gpus = (facts.uuid,)
         count = of_marker(keywords_of(item), "gpus")
         there = max(1, len(gpus))
         if count is not None and count > there:
@@ -131,7 +128,7 @@ def exclusive(
 ) -> Iterator[None]:
     """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
 
-    `tell`: prints a line. `test`: named to others. `limit`: seconds of waiting for the same test.
+    `limit`: seconds of waiting for the same test.
     Raises `GpuBusy` at the limit; `DeviceError`: the lock cannot be used.
     """
     if facts.uuid is None:

@@ -1,4 +1,4 @@
-"""The results of a session: summary, files and the baseline, of a session that has any."""
+"""The results of a session: its summary, its files and its saved rows."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ def write(gpu: GpuSession, report: Path | None, *, complete: bool) -> bool:
         except UserError as error:
             gpu.remark(f"--gpumem-save: {error}")
             written = False
-    if gpu.config.option.collectonly:
-        return written
     if report is not None and not _write_report(gpu, report):
         written = False
     if os.environ.get("GITHUB_STEP_SUMMARY") and gpu.announces:

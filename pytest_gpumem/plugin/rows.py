@@ -71,8 +71,6 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint)
     session = watched.session
     state = state_of(item)
     rows = state.rows
-    if watched.row_at_end:
-        rows = attached(rows, footprint, watched)
     judged, failing = [], []
     for row in rows:
         whole = _whole(row, watched, footprint)
@@ -116,11 +114,8 @@ def _rows(
         why = f"the test skipped after this measurement: {skip}"
         return [in_doubt(row, why) for row in rows]
     watched: WatchedTest | None = state_of(item).watched
-    if watched is not None:
-        if test is None and not watched.limited_in_body:
-            watched.row_at_end = True
-        elif session.lost_in is None:
-            rows = attached(rows, watched.footprint(ended=False), watched)
+    if watched is not None and session.lost_in is None:
+        rows = attached(rows, watched.footprint(ended=False), watched)
     return [_judged(row, session, rows) for row in rows]
 
 

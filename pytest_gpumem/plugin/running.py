@@ -41,8 +41,7 @@ class Feature:
 
     In `setup`, `call`, `teardown`, `fixture` and `judge`, pytest's outcomes and each `ShownError`
     but `Unsupported` end the test. Any other error, and these elsewhere, is a mistake, which
-    changes no test: the feature is named in `broken`, takes no further part, and what it was to
-    judge is UNDECIDED.
+    changes no test.
     """
 
     name = ""

@@ -92,8 +92,7 @@ def given(config: pytest.Config) -> dict[str, Any] | None:
 class Workers:
     """What the processes of a session tell each other, at both ends: plain values.
 
-    Every worker sees all GPUs, its own as device 0. With more workers than GPUs, some share one and
-    take turns. A worker that replaces another has the same: it stands in the specification.
+    A worker that replaces another has the same GPU: it stands in the specification.
     """
 
     def __init__(

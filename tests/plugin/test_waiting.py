@@ -19,7 +19,8 @@ GPU_OF_ANOTHER = """
     from pathlib import Path
 
     chosen = opening.choose("sim")
-    start.choose = lambda choice: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
+    facts = structs.replace(chosen.facts, uuid="GPU-1")
+    start.choose = lambda choice: replace(chosen, facts=facts, gpus=("GPU-1",))
     isolation.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
     isolation.PATIENCE, isolation.LIMIT = 0.01, {limit}
 """
