@@ -320,16 +320,20 @@ def test_slower(gpu_benchmark, device_buffer, gpu_kernels, limit):
 def test_what_differs_between_the_sides(project: Project) -> None:
     project.write("kern.py", "HEAD = False\n")
     project.write("test_it.py", SIDES)
+    project.write("test_imports.py", f"{SIDES.partition('def test_')[0]}\ntest_import = copy\n")
     project.commit()
     project.write("kern.py", "HEAD = True\n")
+    project.write("test_imports.py", "import no_such_library\n")
     project.write("test_new.py", TESTS.replace("from kern import NBYTES", "NBYTES = 1 << 20"))
     project.write("test_import.py", "import no_such_library\n")
     done = project.duet("main", "--json", "out.json", "--max-regression", "5%")
     assert done.returncode == 1, done.stderr
     document = json.loads((project.folder / "out.json").read_text())
     found = {one["key"].partition("::")[2]: one for one in document["verdicts"]}
+    assert len(found) == len(document["verdicts"])
     assert {name: one["outcome"] for name, one in found.items()} == {
         "test_breaks": "FAIL",
+        "test_import": "FAIL",
         "": "FAIL",  # test_import.py
         "test_broken": None,
         "test_always_broken": None,
