@@ -1,20 +1,10 @@
-"""Page faults and migrations of managed memory: the counts of a launch, and how they are added
-up."""
+"""Page faults and migrations of managed memory: the counts of a launch."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from msgspec import field
 
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
-
-TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to_device", "to_host", "between_devices"
-GPU_FAULT, CPU_FAULT, MAPPED = "gpu_faults", "cpu_faults", "mapped"
-"""What an event is of, as the field of `PageCounts`."""
-
-_MOVES = (TO_DEVICE, TO_HOST, BETWEEN_DEVICES)
 
 
 class PageCounts(Record, frozen=True):
@@ -58,48 +48,10 @@ class PageCounts(Record, frozen=True):
 
 
 class Migrations(Record, frozen=True):
-    """An untimed counting pass of a measurement: pages are put back, then a launch runs."""
+    """An untimed pass that counts: pages are put back, then a launch runs."""
 
     before: PageCounts | None = None
     """Counts while inputs and pages are put back, which is not timed."""
     launch: PageCounts | None = None  # Counts during the launch
     source: str = ""  # Source of the counts, such as "CUPTI"
     not_counted: str | None = None  # Why nothing was counted; `before` and `launch` are None then
-
-
-class PageEvent(NamedTuple):
-    """One event of CUPTI."""
-
-    kind: str  # such as `TO_DEVICE`
-    value: int  # bytes, or faults on one page that the driver handled together
-    start: int  # nanoseconds
-    end: int  # nanoseconds
-    address: int  # first page
-    why: str  # cause of a migration, or access that faulted
-
-
-def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
-    """Add events up. `maps`: True if mappings are recorded too."""
-    totals: dict[str, Any] = dict.fromkeys((*_MOVES, GPU_FAULT, CPU_FAULT, MAPPED), 0)
-    seconds, until = dict.fromkeys(_MOVES, 0.0), dict.fromkeys(_MOVES, 0)
-    causes: dict[str, int] = {}
-    pages = []  # of each group of GPU faults
-    for event in sorted(events, key=lambda event: event.start):
-        totals[event.kind] += 1 if event.kind == CPU_FAULT else event.value
-        if event.kind == GPU_FAULT:
-            pages.append(event.address)
-        if event.kind in _MOVES:
-            causes[event.why] = causes.get(event.why, 0) + event.value
-            begin = max(event.start, until[event.kind])  # copies that overlap count once
-            seconds[event.kind] += max(0, event.end - begin) / 1e9
-            until[event.kind] = max(until[event.kind], event.end)
-    if not maps:
-        totals[MAPPED] = None
-    return PageCounts(
-        **totals,
-        gpu_groups=len(pages),
-        gpu_pages=len(set(pages)),
-        causes=causes,
-        to_device_seconds=seconds[TO_DEVICE],
-        to_host_seconds=seconds[TO_HOST],
-    )

@@ -60,7 +60,7 @@ class WhatRan(Record, frozen=True):
     state: dict[str, str] = field(default_factory=dict)
     """State of memory around the launch: the set-aside, home and advice of managed buffers, and
     the kind of memory of each argument that is not plain device memory."""
-    not_watched: str | None = None  # Why something was not watched; None if everything was
+    not_watched: str | None = None  # Why something was not watched
 
     def __post_init__(self) -> None:
         """Raises `ValueError`: a step of the launch is not among `steps`, as in an edited file."""

@@ -23,18 +23,9 @@ from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
 from pytest_gpumem.devices.cuda.hints import PROPERTIES, malloc_managed, prefetch
 from pytest_gpumem.devices.cuda.modules import MODULES, LaunchedKernel, Launches
+from pytest_gpumem.devices.cuda.page_events import PageEvent, page_counts
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered, WindowSpec
-from pytest_gpumem.records.migrations import (
-    BETWEEN_DEVICES,
-    CPU_FAULT,
-    GPU_FAULT,
-    MAPPED,
-    TO_DEVICE,
-    TO_HOST,
-    PageCounts,
-    PageEvent,
-    page_counts,
-)
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 
 BUFFER_BYTES = 2**17
@@ -52,15 +43,15 @@ CAUSES = {
 }
 """CUpti_ActivityUnifiedMemoryMigrationCause in our words; PREFETCH are neighbours of a fault."""
 _KINDS = {
-    "BYTES_TRANSFER_HTOD": TO_DEVICE,
-    "BYTES_TRANSFER_DTOH": TO_HOST,
-    "BYTES_TRANSFER_DTOD": BETWEEN_DEVICES,
-    "GPU_PAGE_FAULT": GPU_FAULT,
+    "BYTES_TRANSFER_HTOD": "to_device",
+    "BYTES_TRANSFER_DTOH": "to_host",
+    "BYTES_TRANSFER_DTOD": "between_devices",
+    "GPU_PAGE_FAULT": "gpu_faults",
     # Its value is where the program was: each record is a fault.
-    "CPU_PAGE_FAULT_COUNT": CPU_FAULT,
-    "REMOTE_MAP": MAPPED,
+    "CPU_PAGE_FAULT_COUNT": "cpu_faults",
+    "REMOTE_MAP": "mapped",
 }
-"""CUpti_ActivityUnifiedMemoryCounterKind in our words."""
+"""CUpti_ActivityUnifiedMemoryCounterKind as fields of `PageCounts`."""
 _NO_STREAM = 2**32 - 1
 _WAITS = {
     "CONTEXT_SYNCHRONIZE": "device",
@@ -227,7 +218,7 @@ class CudaCounters(Counters):
 
     def _moves(self, events: Sequence[PageEvent]) -> int:
         """How many moves there and back were recorded whole."""
-        moved = {TO_DEVICE: 0, TO_HOST: 0}
+        moved = {"to_device": 0, "to_host": 0}
         for event in events:
             if event.kind in moved and self._is_beacon(event):
                 moved[event.kind] += event.value
