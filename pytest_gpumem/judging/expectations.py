@@ -235,7 +235,6 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
         what,
         ending.by_words,
         base_too=ending.base_too,
-        skipped=ending.in_base and ending.how in _NO_RESULT,
         how=ending.how,
     )
 
@@ -293,7 +292,7 @@ def possibly_intended(omission: Omission) -> bool:
 
 def may_be_excused(omission: Omission) -> bool:
     # What the baseline holds, this GPU measured.
-    return omission.skipped and omission.what != ROW
+    return omission.how in _NO_RESULT and not omission.base_too and omission.what != ROW
 
 
 def excused(

@@ -182,8 +182,6 @@ class Omission(Record, frozen=True):
     name of the limit."""
     by_words: bool = False  # Words of the command line left its test out: somebody meant it
     base_too: bool = False  # BASE does not run the test of this gate either
-    skipped: bool = False
-    """BASE runs the test of this gate; here it skips, or fails as expected."""
     how: How = "gone"  # How its test ended
 
     @property

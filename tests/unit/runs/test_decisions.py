@@ -407,7 +407,7 @@ def test_tests_with_the_same_looser_limit_share_a_line() -> None:
 
 
 def test_a_test_that_skips_in_base_too_is_no_loss() -> None:
-    skipped = Omission("t.py::a", "", "lost", "its test skipped", "max_latency", skipped=True)
+    skipped = Omission("t.py::a", "", "lost", "its test skipped", "max_latency", how="skipped")
     row_of_baseline = replace(skipped, what="row")
     (after,) = excused([skipped], ["t.py::a"], "main")
     assert (after.status, lost([after]), lost([skipped])) == ("not run", [], [skipped])
