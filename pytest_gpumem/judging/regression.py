@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import date
 from statistics import fmean, median
 
-from pytest_gpumem.judging import what_ran
 from pytest_gpumem.judging.finding import Check, against, basis
 from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
 from pytest_gpumem.judging.spread import FARTHEST
+from pytest_gpumem.judging.what_ran import ran_the_same
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, LimitResult
@@ -122,10 +122,10 @@ def against_reference(measurement: Measurement, runs: Runs) -> ComparedRun:
         dated.append((day, of_run))
     reference = Reference(dated)
     log_ratio = fmean(logs[0]) - reference.mean
-    return ComparedRun(measurement, reference, log_ratio, ran_the_same(measurement, *saved))
+    return ComparedRun(measurement, reference, log_ratio, same_code(measurement, *saved))
 
 
-def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
+def same_code(measurement: Measurement, *past: Measurement) -> bool:
     """Return whether a run ran the same machine code in the same way as each past run.
 
     Never by the host's clock: what the host does between its calls was not watched.
@@ -135,7 +135,7 @@ def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
         if run.what_ran is None or run.sampler in ("host", "plain"):
             return False
         records.append(run.what_ran)
-    return what_ran.ran_the_same(records[0], records[1:])
+    return ran_the_same(records[0], records[1:])
 
 
 def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:

@@ -13,7 +13,7 @@ from pytest_gpumem.judging.regression import (
     against_reference,
     base_latency,
     corrected_logs,
-    ran_the_same,
+    same_code,
 )
 from pytest_gpumem.judging.spread import repetition_margin
 from pytest_gpumem.outcomes import Code, Outcome
@@ -88,12 +88,12 @@ def test_the_same_code_needs_less_and_the_reason_has_the_rate(
 
 def test_what_is_the_same_code(bench: Any) -> None:
     now = bench.measurement(what_ran=RAN)
-    assert ran_the_same(now, now, now)
-    assert not ran_the_same(now, now, bench.measurement(what_ran=OTHER))
-    assert not ran_the_same(now, bench.measurement())
-    assert not ran_the_same(bench.measurement(), now)
+    assert same_code(now, now, now)
+    assert not same_code(now, now, bench.measurement(what_ran=OTHER))
+    assert not same_code(now, bench.measurement())
+    assert not same_code(bench.measurement(), now)
     for sampler in ("host", "plain"):
-        assert not ran_the_same(replace(now, sampler=sampler), now)
+        assert not same_code(replace(now, sampler=sampler), now)
 
 
 def test_a_fail_is_over_the_slowest_process_and_asks_no_other_row(
