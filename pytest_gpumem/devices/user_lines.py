@@ -13,7 +13,7 @@ from types import FrameType
 Line = tuple[str, int, str]  # file, line and function
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
-_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from pytest_gpumem.devices.kinds import NotCounted
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.gpu_memory import NO_FIXTURE_SIMULATED, WatchedTest
-from pytest_gpumem.plugin.running import NOTHING, Feature
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.settings import SettingsError
@@ -38,7 +38,7 @@ class FootprintFeature(Feature):
                 f"{NO_FIXTURE_SIMULATED}"
             )
 
-    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
+    def setup(self, item: pytest.Item) -> None:
         state = state_of(item)
         state.watched = None
         if self._session.lost_in is None:
@@ -49,7 +49,6 @@ class FootprintFeature(Feature):
                     watched.begin()
                 if watched.watches or watched.reads_waits:
                     state.watched = watched
-        return NOTHING
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:

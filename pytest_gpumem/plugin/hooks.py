@@ -200,11 +200,10 @@ def _check_markers(
         seen.add(item.nodeid)
     if not mistakes:
         return
-    from pytest_gpumem.plugin.workers import is_part
     from pytest_gpumem.printable import printable
 
     # In a worker, which dies silently, or with the plugin off, only these tests fail.
-    if not off and not is_part(config):
+    if not off and not hasattr(config, "workerinput"):
         tests: dict[str, list[str]] = {}
         for nodeid, mistake in mistakes.items():
             tests.setdefault(mistake, []).append(nodeid)

@@ -13,22 +13,16 @@ import faulthandler
 import hashlib
 import json
 import os
-import re
-import stat
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
-from msgspec.structs import replace
-from platformdirs import user_runtime_path
 
 from pytest_gpumem.devices.kinds import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.files import write_whole
@@ -39,27 +33,19 @@ from pytest_gpumem.plugin.marks import (
     keywords_of,
     uses,
 )
-from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
+from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.plugin.workers import Workers, given
-from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import of_marker
 
 _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 _INTERPRETER_SECONDS = 1.0
 """Time after the limit for Python to write the hint; it cannot while C code keeps its lock."""
-PATIENCE = 15.0  # seconds before a message: workers of a run wait all the time
 REPEAT = 60.0  # seconds between messages
 LIMIT = 600.0  # seconds of waiting for the same test
-_POLL = 0.5
 
 
 # Exclusive use of GPUs
-
-
-class GpuBusy(DeviceError):
-    """Another process uses the GPU for too long."""
 
 
 class ExclusiveFeature(Feature):
@@ -92,21 +78,23 @@ class ExclusiveFeature(Feature):
         Raises `DeviceError`; `Unsupported`: the test needs more GPUs than there are.
         """
         session = self._session
-        gpus, facts = session.chosen.gpus, session.facts
+        gpus, name = session.chosen.gpus, session.facts.name
         count = of_marker(keywords_of(item), "gpus")
         there = max(1, len(gpus))
         if count is not None and count > there:
             raise Unsupported(
                 f"the test needs {count} GPUs (gpus={count}); this process sees {there}"
             )
+        from pytest_gpumem.devices.locks import GpuBusy, exclusive
+
         count = count or (2 if uses(item, PEER_FIXTURE) else 1)
         test = f"{item.nodeid} in {session.config.rootpath}"
         with ExitStack() as stack:
             # All in one order: two tests that each have a GPU of the other's would wait for ever.
             for uuid in sorted(gpus[:count]):
-                gpu = replace(facts, uuid=uuid)
+                lock = exclusive(uuid, name, self._tell, test=test, limit=self._limit)
                 try:
-                    stack.enter_context(exclusive(gpu, self._tell, test=test, limit=self._limit))
+                    stack.enter_context(lock)
                 except GpuBusy:
                     self._limit = 0.0
                     raise
@@ -120,85 +108,6 @@ class ExclusiveFeature(Feature):
             capture = self._session.config.pluginmanager.getplugin("capturemanager")
             with nullcontext() if capture is None else capture.global_and_fixture_disabled():
                 print(f"\n{line}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def exclusive(
-    facts: DeviceFacts, tell: Callable[[str], None], *, test: str, limit: float
-) -> Iterator[None]:
-    """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
-
-    `limit`: seconds of waiting for the same test.
-    Raises `GpuBusy` at the limit; `DeviceError`: the lock cannot be used.
-    """
-    if facts.uuid is None:
-        yield
-        return
-    path = lock_file(facts.uuid)
-    lock, holder = FileLock(path), path.with_suffix(".txt")
-    gpu = f"{printable(facts.name)} ({facts.uuid})"
-    begun = since = time.monotonic()
-    last_user = _user(holder)
-    try:
-        while not lock.is_locked:
-            with suppress(Timeout):
-                lock.acquire(timeout=min(_POLL, PATIENCE, limit))
-                continue
-            now, user = time.monotonic(), _user(holder)
-            if user != last_user:  # the wait for another test begins
-                since, last_user = now, user
-            if now - since >= limit:
-                waited = (
-                    f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
-                )
-                raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
-            if now - begun >= PATIENCE:
-                tell(
-                    f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "
-                    f"{since + limit - now:.0f} s; the lock is {path}"
-                )
-        holder.write_text(f"process {os.getpid()} ({test})", encoding="utf-8", errors="replace")
-    except OSError as error:
-        lock.release()
-        raise DeviceError(f"the lock {path} cannot be used: {error.strerror or error}") from None
-    try:
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
-
-
-def _user(holder: Path) -> str:
-    with suppress(OSError):  # it has just begun, or has just ended
-        return printable(holder.read_text(encoding="utf-8", errors="replace")) or "another process"
-    return "another process"
-
-
-def lock_file(uuid: str) -> Path:
-    """The lock of a GPU. Raises `DeviceError`: others can replace it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
-        folder = user_runtime_path("gpumem", appauthor=False)
-    path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
-    trouble = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state, parent = folder.lstat(), folder.parent.stat()
-        if not stat.S_ISDIR(state.st_mode):
-            trouble = f"{folder} is no folder"
-        elif state.st_uid != os.getuid():
-            trouble = f"{folder} belongs to another user ({state.st_uid})"
-        elif parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
-            trouble = f"{folder} lies in a folder that other users can write to"
-        else:
-            folder.chmod(0o700)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    except OSError as error:
-        place = error.filename or path
-        trouble = f"{place} cannot be used: {error.strerror or error}"
-    if trouble is not None:
-        raise DeviceError(f"the GPU's lock: {trouble}; set XDG_RUNTIME_DIR to a folder of yours")
-    return path
 
 
 # Lost contexts, crashes and hangs
@@ -340,10 +249,9 @@ class LeftoverFeature(Feature):
     def __init__(self, session: GpuSession) -> None:
         self._session = session
 
-    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
+    def setup(self, item: pytest.Item) -> None:
         if self._session.watch is not None:
             self._session.watch.begin()
-        return NOTHING
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:

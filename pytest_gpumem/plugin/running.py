@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,14 +18,12 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # no other error may replace them
 _STOPS = (*ENDS, pytest.UsageError)  # what a feature raises to end the session
 
-NOTHING: AbstractContextManager[None] = nullcontext()
-"""What a feature gives that has nothing to do in a phase."""
-
 
 class Feature:
     """What a session does around its tests: methods for phases, none of which it must have.
 
-    Context managers, which the first feature of the list enters first and leaves last:
+    Context managers, which the first feature of the list enters first and leaves last, or
+    functions, which are called as they would be entered:
 
     - `test(item, nextitem)`: a test with its reruns
     - `setup(item)`, `call(item)`, `teardown(item)`: pytest's phases of a test
@@ -83,8 +81,9 @@ class RunningHooks:
         for feature, method in self._taking_part(phase):
             try:
                 manager = method(*arguments)
-                manager.__enter__()
-                entered.append((feature, manager))
+                if manager is not None:
+                    manager.__enter__()
+                    entered.append((feature, manager))
             except BaseException as raised:
                 error = self._error_after(error, raised, feature, phase, item)
                 if error is not None and phase != "teardown":

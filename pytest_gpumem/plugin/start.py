@@ -21,7 +21,6 @@ from pytest_gpumem.plugin.isolation import (
     ExclusiveFeature,
     IsolationFeature,
     LeftoverFeature,
-    lock_file,
 )
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
@@ -61,6 +60,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
             chosen = _chosen(settings, place)
         check_worker(config, chosen.facts, place)
         if chosen.facts.uuid is not None:
+            from pytest_gpumem.devices.locks import lock_file
+
             lock_file(chosen.facts.uuid)
         session = GpuSession(config, settings, chosen, place, base)
         saves = settings.save and not config.option.collectonly and not session.is_part

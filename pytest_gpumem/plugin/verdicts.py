@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature, fail
+from pytest_gpumem.plugin.running import ENDS, Feature, fail
 from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, GpuSession, state_of
 from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.row import Row, key_of
@@ -83,12 +83,11 @@ class VerdictFeature(Feature):
                 if gpu.ledger is not None:
                     gpu.ledger.ended(item.nodeid)
 
-    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
+    def setup(self, item: pytest.Item) -> None:
         """Begin a test, or a rerun of it, anew but for what has failed."""
         state = state_of(item)
         state.test, state.rows, earlier = None, [], state.rows
         state.attempts.append(earlier)
-        return NOTHING
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
         """Judge a test whose body has ended, early by `error`. Raises its failure by its rows."""

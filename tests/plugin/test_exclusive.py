@@ -10,15 +10,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from msgspec.structs import replace
 
+from pytest_gpumem.devices import locks
 from pytest_gpumem.devices.kinds import DeviceError
-from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.plugin import isolation as module
-from pytest_gpumem.plugin.isolation import GpuBusy, exclusive, lock_file
-
-FACTS = choose("sim:h100").facts
-GPU = replace(FACTS, uuid="GPU-1234")
+from pytest_gpumem.devices.locks import GpuBusy, exclusive, lock_file
 
 
 @pytest.fixture
@@ -27,12 +22,12 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
     # As older versions give it: newer ones refuse by themselves what others can write to.
-    monkeypatch.setattr(module, "user_runtime_path", lambda name, appauthor: folder / name)
+    monkeypatch.setattr(locks, "user_runtime_path", lambda name, appauthor: folder / name)
     return folder
 
 
 def hold(test: str = "test_it", limit: float = 60.0) -> AbstractContextManager[None]:
-    return exclusive(GPU, pytest.fail, test=test, limit=limit)
+    return exclusive("GPU-1234", "NVIDIA H100", pytest.fail, test=test, limit=limit)
 
 
 def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
@@ -82,8 +77,3 @@ def test_a_folder_that_others_can_replace_is_refused(runtime: Path, tmp_path: Pa
     (runtime / "gpumem").symlink_to(tmp_path / "theirs")
     with pytest.raises(DeviceError, match="is no folder"):
         lock_file("GPU-1234")
-
-
-def test_a_model_is_nobody_elses(runtime: Path) -> None:
-    with exclusive(FACTS, print, test="", limit=0.0), exclusive(FACTS, print, test="", limit=0.0):
-        assert not list(runtime.iterdir())

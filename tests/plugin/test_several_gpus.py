@@ -15,8 +15,8 @@ import pytest
 import ssh_server
 from sessions import SIMULATED, Run, rows_in, stored_in
 
-from pytest_gpumem.devices import opening
-from pytest_gpumem.plugin import isolation, start, workers
+from pytest_gpumem.devices import locks, opening
+from pytest_gpumem.plugin import start, workers
 from pytest_gpumem.plugin.workers import orders
 
 pytest.importorskip("xdist")
@@ -28,8 +28,8 @@ TWO_GPUS = """
     from pathlib import Path
     import pytest
     from msgspec import structs
-    from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import isolation, start
+    from pytest_gpumem.devices import locks, opening
+    from pytest_gpumem.plugin import start
 
     simulated = opening.choose("sim")
     NAMES = {{"GPU-other": "another model"}}
@@ -43,7 +43,7 @@ TWO_GPUS = """
         return replace(simulated, facts=facts, gpus=gpus, alike=gpus)
 
     start.choose = choose
-    isolation.PATIENCE = 0.0
+    locks.PATIENCE = 0.0
 
     @pytest.fixture
     def holders(gpu_device):
@@ -75,7 +75,7 @@ class Seen:
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
-        for module, name in ((start, "choose"), (isolation, "PATIENCE")):
+        for module, name in ((start, "choose"), (locks, "PATIENCE")):
             # The conftest changes them for good: no simulated GPU has a UUID.
             monkeypatch.setattr(module, name, getattr(module, name))
         self._runtime = pytester.path / "runtime"

@@ -14,15 +14,15 @@ from sessions import SIMULATED
 GPU_OF_ANOTHER = """
     from dataclasses import replace
     from msgspec import structs
-    from pytest_gpumem.devices import opening
+    from pytest_gpumem.devices import locks, opening
     from pytest_gpumem.plugin import isolation, start
     from pathlib import Path
 
     chosen = opening.choose("sim")
     facts = structs.replace(chosen.facts, uuid="GPU-1")
     start.choose = lambda choice: replace(chosen, facts=facts, gpus=("GPU-1",))
-    isolation.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
-    isolation.PATIENCE, isolation.LIMIT = 0.01, {limit}
+    locks.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
+    locks.PATIENCE, isolation.LIMIT = 0.01, {limit}
 """
 """A conftest: the simulated device as a GPU that has a lock."""
 
