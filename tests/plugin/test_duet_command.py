@@ -301,6 +301,10 @@ def test_broken(gpu_benchmark, device_buffer, gpu_kernels):
     copy(gpu_benchmark, device_buffer, gpu_kernels)
     assert HEAD
 
+@pytest.mark.gpumem(max_peak="1 GiB")
+def test_memory_alone_is_not_compared(device_buffer):
+    device_buffer(1 << 20)
+
 def test_always_broken(gpu_benchmark):
     assert False
 
