@@ -1,4 +1,4 @@
-"""A lock for each GPU, so that one process measures on it at a time."""
+"""A lock for each GPU: workers, or two sessions, would time each other's kernels."""
 
 from __future__ import annotations
 

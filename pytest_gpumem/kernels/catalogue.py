@@ -27,7 +27,9 @@ _ROOMS = (
     transfers,
 )
 
-CATALOGUE: MappingProxyType[str, Kernel] = MappingProxyType(
-    {k.name: k for room in _ROOMS for k in room.KERNELS}
-)
+_KERNELS: dict[str, Kernel] = {}
+for _room in _ROOMS:
+    for _kernel in _room.KERNELS:
+        _KERNELS[_kernel.name] = _kernel
+CATALOGUE = MappingProxyType(_KERNELS)
 """The catalogue: name to kernel."""

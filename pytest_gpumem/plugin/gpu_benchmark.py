@@ -8,7 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,7 +66,6 @@ class GpuTest:
             oversubscribes=bool(of_marker(keywords, "oversubscribe")),
         )
         self.memory = Memory(self.arena)
-        self.works = Works(self.memory)
         self.streams: list[PersistingStream] = []  # the test's persisting streams
         self.measurements: dict[str, tuple[Measurement, Limits, Extra]] = {}
         """Measurements so far, by their labels, with their limits and further figures."""
@@ -75,6 +74,10 @@ class GpuTest:
         self.judged = False  # the body has ended: nothing more is measured
         self.wrong: str | None = None  # the first wrong result, even if the test catches the error
         state_of(item).test = self
+
+    @cached_property
+    def works(self) -> Works:
+        return Works(self.memory)
 
     def check_unjudged(self) -> None:
         if self.judged:
@@ -132,7 +135,8 @@ class GpuTest:
             if self.device.gone() is not None:
                 return
             stack.callback(self.arena.close)
-            stack.callback(self.works.close)
+            if "works" in vars(self):
+                stack.callback(self.works.close)
             for stream in reversed(self.streams):
                 if not stream.closed:
                     stream.close()

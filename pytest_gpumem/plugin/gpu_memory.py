@@ -254,9 +254,6 @@ class BlockMemory:
             watch.close()
         return self._final or self._watched.unread()
 
-    def __repr__(self) -> str:
-        return f"<BlockMemory peak {self.peak} B, kept {self.kept} B>"
-
 
 class GpuMemory:
     """Watches parts of a test: `with gpu_memory.watch("decode") as used: ...`."""

@@ -1,7 +1,6 @@
 """Isolation: a test has its GPUs for itself, and changes nothing for the tests after it.
 
-Workers, or two sessions, would time each other's kernels: a lock for each GPU keeps them apart. The
-set-aside of L2, windows and limits that a test leaves on the device are restored.
+The set-aside of L2, windows and limits that a test leaves on the device are restored.
 
 A test that crashes, hangs or loses the context costs no other test, in a worker of pytest-xdist
 that is replaced. The controller reports the worker's last words from a file.

@@ -120,7 +120,8 @@ def _rows(
 
 
 def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
-    row = with_accepted_counts(row, session.merged)
+    if session.merged.files:
+        row = with_accepted_counts(row, session.merged)
     siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
     strict = session.settings.strict
     return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
