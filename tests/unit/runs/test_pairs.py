@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from measurements import measurement
+from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, MovedBytes, Window
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.duet import order_of
-from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
+from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD
 
 UNJUDGED = Verdict(Outcome.MEASURED, "no limit")
@@ -38,6 +39,16 @@ def test_each_pair_has_a_coin_and_the_next_is_the_other_way_round() -> None:
     odd, even = orders[::2], orders[1::2]
     assert all(first == second[::-1] for first, second in zip(odd, even, strict=True))
     assert 70 <= odd.count((BASE, HEAD)) <= 130
+
+
+def test_a_duet_compares_measurements_or_the_rows_with_a_limit() -> None:
+    everything, of_limits = RowFilter(), RowFilter(limits={"t.py::a": Limits()})
+    assert (everything.selects(measured()), everything.selects(of_memory(1))) == (True, False)
+    assert of_limits.selects(of_memory(1))
+    assert not of_limits.selects(replace(measured(), label="other"))
+    assert of_limits.missing({"t.py::b": measured()}) == ["t.py::a"]
+    of_tests = RowFilter(frozenset(["t.py", "t.py::b"]))
+    assert of_tests.missing({"t.py::a": measured()}) == ["t.py::b"]
 
 
 @pytest.mark.parametrize(
