@@ -63,7 +63,7 @@ class HoldExpired(DeviceError):
     """The hold of a stream timed out."""
 
     def __init__(self) -> None:
-        super().__init__("a held stream timed out: the host waited for work queued behind the hold")
+        super().__init__("the host waited for the device while the stream was held")
 
 
 class MemoryKind(str, Enum):
