@@ -25,10 +25,8 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
 
 def check_free(nbytes: int, kind: MemoryKind, free: int) -> None:
     if nbytes > free:
-        raise OutOfMemory(
-            f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, {free / GiB:.3g} GiB are "
-            "free"
-        )
+        asked = f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for"
+        raise OutOfMemory(f"{asked}, {free / GiB:.3g} GiB are free")
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:

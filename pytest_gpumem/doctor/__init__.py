@@ -172,9 +172,9 @@ def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:
             yield Fact(tool.program, OK, str(tools.find(tool, environment)))
         except NoAnswer:
             remedy = f"install {tool.title} ({tool.source}), or give its path in {tool.variable}"
-            yield Fact(tool.program, WARNING, "no such program was found", remedy)
-    restricted = re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE)
-    if restricted:
+            wanted = environment.get(tool.variable) or tool.program
+            yield Fact(tool.program, WARNING, f"{wanted} was not found", remedy)
+    if re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE):
         remedy = (
             f"load the module with NVreg_RestrictProfilingToAdminUsers=0: {tools.COUNTERS_DOCUMENT}"
         )

@@ -55,6 +55,13 @@ def test_a_whole_machine_is_fine(tmp_path: Path) -> None:
     assert by_name(checks)["ncu"].detail == str(tmp_path / "ncu")
 
 
+def test_a_tool_that_is_missing_is_named_as_it_was_looked_for(tmp_path: Path) -> None:
+    wrong = str(tmp_path / "ncu")
+    check = by_name(tool_checks({"PATH": str(tmp_path), "GPUMEM_NCU": wrong}))["ncu"]
+    assert (check.status, check.detail) == (WARNING, f"{wrong} was not found")
+    assert check.remedy.endswith("or give its path in GPUMEM_NCU")
+
+
 def test_what_disturbs_a_measurement_is_named_with_who_else_has_the_gpu() -> None:
     process = CardProcess(41, "python", 2 << 30)
     card = replace(

@@ -285,18 +285,16 @@ def _page_event(cupti: Any, record: Any) -> PageEvent | None:
     kind = cupti.ActivityUnifiedMemoryCounterKind(int(record.counter_kind)).name
     if kind not in _KINDS:
         return None
-    faulted = kind == "GPU_PAGE_FAULT"
-    known = cupti.ActivityUnifiedMemoryMigrationCause
-    if faulted:
-        known = cupti.ActivityUnifiedMemoryAccessType
-    name = _name(known, record.flags_)
+    why = CAUSES.get(_name(cupti.ActivityUnifiedMemoryMigrationCause, record.flags_), "unknown")
+    if kind == "GPU_PAGE_FAULT":
+        why = _name(cupti.ActivityUnifiedMemoryAccessType, record.flags_).lower()
     return PageEvent(
         kind=_KINDS[kind],
         value=int(record.value),
         start=int(record.start),
         end=int(record.end),
         address=int(record.address),
-        why=name.lower() if faulted else CAUSES.get(name, "unknown"),
+        why=why,
     )
 
 
