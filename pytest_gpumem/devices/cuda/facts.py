@@ -98,7 +98,7 @@ def query(index: int) -> list[DeviceFacts]:
     try:
         linked = _linked_version()
     except ImportError as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise NoDevice(f"CuPy cannot be imported: {reason}") from None
     if supported // 1000 < linked // 1000:
         raise NoDevice(
