@@ -20,7 +20,7 @@ from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, looser_lines, lost
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import LimitResult, Omission, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines
 from pytest_gpumem.runs.decisions import (
@@ -221,9 +221,13 @@ def test_a_row_that_did_not_fail_is_held_against_its_reference(
 
 def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:
     passed = judged(Outcome.PASS)
-    crept = with_creep(passed, Limits(), judged(Outcome.FAIL, code=Code.SLOWER))
+    sides = [replace(row(), measurement=measurement(moved_bytes=MovedBytes(n, 0))) for n in (1, 2)]
+    oldest = judged(Outcome.FAIL, code=Code.SLOWER)
+    oldest.base, oldest.head = [sides[0]], [sides[1]]
+    crept = with_creep(passed, Limits(), oldest)
     assert (crept.outcome, crept.results[0].code) == (Outcome.FAIL, Code.CREPT)
     assert "oldest revision" in crept.results[0].reason
+    assert [difference.kind for difference in crept.differences] == ["declared bytes"]
     assert with_creep(passed, Limits(), passed).outcome is Outcome.PASS
     for limits in (Limits(max_regression="1%"), Limits(max_peak_regression="0 B")):
         unknown = with_creep(passed, limits, DuetRow("t.py::a", ended=(None, "no commit")))
