@@ -21,10 +21,6 @@ PATIENCE = 15.0  # seconds before a message: workers of a run wait all the time
 _POLL = 0.5
 
 
-class GpuBusy(DeviceError):
-    """Another process uses the GPU for too long."""
-
-
 @contextmanager
 def exclusive(
     uuid: str, name: str, tell: Callable[[str], None], *, test: str, limit: float
@@ -32,7 +28,7 @@ def exclusive(
     """Wait until no other process uses a GPU, and lock it.
 
     `limit`: seconds of waiting for the same test.
-    Raises `GpuBusy` at the limit; `DeviceError`: the lock cannot be used.
+    Raises `DeviceError`: at the limit, or the lock cannot be used.
     """
     path = lock_file(uuid)
     lock, holder = FileLock(path), path.with_suffix(".txt")
@@ -51,7 +47,7 @@ def exclusive(
                 waited = (
                     f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
                 )
-                raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
+                raise DeviceError(f"{gpu} is in use {waited}: {user} measures on it")
             if now - begun >= PATIENCE:
                 tell(
                     f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "

@@ -84,7 +84,7 @@ class ExclusiveFeature(Feature):
             raise Unsupported(
                 f"the test needs {count} GPUs (gpus={count}); this process sees {there}"
             )
-        from pytest_gpumem.devices.locks import GpuBusy, exclusive
+        from pytest_gpumem.devices.locks import exclusive
 
         count = count or (2 if uses(item, PEER_FIXTURE) else 1)
         test = f"{item.nodeid} in {session.config.rootpath}"
@@ -94,7 +94,7 @@ class ExclusiveFeature(Feature):
                 lock = exclusive(uuid, name, self._tell, test=test, limit=self._limit)
                 try:
                     stack.enter_context(lock)
-                except GpuBusy:
+                except DeviceError:
                     self._limit = 0.0
                     raise
             yield

@@ -51,7 +51,9 @@ def test_a_wait_that_reaches_its_limit_fails_the_tests_of_the_gpu(
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, errors=2)
-    named = "GpuBusy: NVIDIA H100* (GPU-1) is in use {}: process 4242 (test_hangs) measures on it*"
+    named = (
+        "DeviceError: NVIDIA H100* (GPU-1) is in use {}: process 4242 (test_hangs) measures on it*"
+    )
     result.stdout.fnmatch_lines(
         [
             "*" + named.format("for 0 s of waiting"),
