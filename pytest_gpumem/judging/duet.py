@@ -95,8 +95,8 @@ PEAKS = 3
 
 def of_peaks(check: Check, head: Sequence[Footprint], base: Sequence[Footprint]) -> LimitResult:
     """Return the finding about the footprints of `PEAKS` processes a side, if all were watched."""
-    alike = all(comparable(footprint, base[0]) for footprint in (*base, *head))
-    if len(base) < PEAKS or len(head) < PEAKS or not alike:
+    alike = len(base) == len(head) == PEAKS
+    if not (alike and all(comparable(footprint, base[0]) for footprint in (*base, *head))):
         return check.not_judged("memory was not watched alike on both sides", Code.NOT_READ)
     greatest = max(footprint.peak for footprint in base)
     middle = median_low(footprint.peak for footprint in head)

@@ -30,12 +30,12 @@ def conditions(measurement: Measurement) -> Iterator[str]:
     """Yield the conditions of the machine that forbid a judgement."""
     if measurement.profiled:
         yield "a profiler was attached"
-    for when, seen in zip(("first", "last"), measurement.conditions, strict=True):
-        if seen.throttle_reasons:
-            clock = ""
-            if seen.sm_clock_hz is not None:
-                clock = f" at {seen.sm_clock_hz / 1e6:.0f} MHz"
-            yield f"throttled at the {when} samples ({', '.join(seen.throttle_reasons)}{clock})"
+    last = measurement.conditions[1]  # those before it are of samples that were discarded
+    if last.throttle_reasons:
+        clock = ""
+        if last.sm_clock_hz is not None:
+            clock = f" at {last.sm_clock_hz / 1e6:.0f} MHz"
+        yield f"throttled at the last samples ({', '.join(last.throttle_reasons)}{clock})"
     during = measurement.during
     if measurement.discarded >= len(measurement.samples):
         reasons = "" if during is None else f" ({', '.join(during.throttle_reasons or ())})"

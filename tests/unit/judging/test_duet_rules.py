@@ -99,6 +99,7 @@ def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base() -> None:
         ((9999, 1000, 1000), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1021), (1000, 1001, 1000), Outcome.PASS),
         ((1000, 1000), (1000, 1000, 1000), Outcome.UNDECIDED),  # one was not watched
+        ((1000, 1000, 1000), (), Outcome.UNDECIDED),  # none of base
     ]:
         sides = [[Footprint(peak=peak) for peak in peaks] for peaks in (head, base)]
         assert of_peaks(check, *sides).outcome is outcome

@@ -89,6 +89,22 @@ def test_throttling_is_waited_out_within_the_budget(
     assert bench.device.now() - begun < 1.5
 
 
+def test_samples_that_were_discarded_leave_a_verdict_to_the_others(bench: Bench) -> None:
+    bench.harness.wake()
+    calm, asked = bench.device.conditions(), list[None]()
+
+    def conditions() -> Any:
+        asked.append(None)
+        # After the first samples; the first question is before them.
+        return replace(calm, throttle_reasons=("sw_power_cap",)) if len(asked) == 2 else calm
+
+    run_at(bench, conditions, 1.4e9)
+    taken = bench.measure("triad", *bench.buffers(3, 256 * MiB), 3.0, budget=1.0)
+    assert taken.conditions[0].throttle_reasons
+    assert 0 < taken.discarded < len(taken.samples)
+    assert judged(bench, taken).outcome is Outcome.PASS
+
+
 @pytest.mark.parametrize(("share", "counts"), [(0.9924, False), (0.98, True)])
 def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     bench: Bench, share: float, counts: bool
