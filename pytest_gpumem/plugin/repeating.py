@@ -17,7 +17,7 @@ from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import in_parts
-from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord
+from pytest_gpumem.runs.processes import HEAD, Processes
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import FURTHER_PROCESS
 
@@ -70,15 +70,11 @@ class RepeatFeature(Feature):
                 self._announce()
                 name = f"process {number} of {self._count} of --gpumem-processes"
                 process = processes.run(HEAD, name=name)
-                self._check(process)
+                device, key = process.device, gpu.facts.key
+                if device is not None and device.key != key:
+                    raise UserError(f"{name} measured on {device.key}, this one is on {key}")
                 gpu.further.append(process)
         self._announce()
-
-    def _check(self, process: ProcessRecord) -> None:
-        """Raise `UserError` if a process measured on another device."""
-        device, key = process.device, self._session.facts.key
-        if device is not None and device.key != key:
-            raise UserError(f"{process.name} measured on {device.key}, this one is on {key}")
 
     def _announce(self) -> None:
         """Say how many processes have measured."""
@@ -104,6 +100,8 @@ def failed_elsewhere(session: GpuSession) -> bool:
                 remarks.append(process.failure_of(nodeid))
         if process.failed_as_a_whole:
             remarks.append(f"{process.name} failed as a whole: {process.failed_as_a_whole}")
+        elif session.rows and not (process.rows or process.texts):
+            remarks.append(f"{process.name} measured nothing")
     for remark in remarks:
         if remark is not None:
             session.remark(remark)

@@ -262,6 +262,14 @@ if "_GPUMEM_FURTHER_PROCESS" in os.environ:
     assert "processes measured" not in result.stdout.str()  # -q shows no progress
 
 
+def test_a_process_that_measures_nothing_is_red(pytester: pytest.Pytester, gpumem: Run) -> None:
+    early = '    if "_GPUMEM_FURTHER_PROCESS" in os.environ:\n        return\n    with open'
+    pytester.makepyfile(COPY.replace("    with open", early))
+    result = gpumem("--gpumem-processes", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "process 2 of 2 of --gpumem-processes measured nothing" in result.stdout.str()
+
+
 def test_what_the_ini_file_switches_on_is_the_runs_alone(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
