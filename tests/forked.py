@@ -44,7 +44,10 @@ SERVER.set_forkserver_preload(
         for name in ("conclusion", "details", "table", "html", "markdown")
     ]
     + ["pytest_gpumem.runs.processes"]
-    + [f"pytest_gpumem.plugin.{name}" for name in ("start", "repeating", "gpu_benchmark")]
+    + [
+        f"pytest_gpumem.plugin.{name}"
+        for name in ("start", "repeating", "benchmark_call", "rows", "results")
+    ]
 )
 if not getattr(
     multiprocessing.current_process(), "_inheriting", False

@@ -126,7 +126,7 @@ class IsolationFeature(Feature):
 
     def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session, self._folder = session, workers.folder
-        self._is_heard = bool((given(session.config) or {}).get("folder"))
+        self._has_controller = bool((given(session.config) or {}).get("folder"))
         """True in a worker on the machine of its controller, which reads its last words."""
         self._stderr = os.dup(2)  # pytest does not capture the copy
         self._hint: threading.Timer | None = None
@@ -159,7 +159,7 @@ class IsolationFeature(Feature):
         """End this process if a block takes too long, unless pytest-timeout limits the test."""
         if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
             yield
-        elif self._is_heard:
+        elif self._has_controller:
             file = last_words(self._folder, item.nodeid)
             with file.open("wb") as stacks:
                 faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)

@@ -19,11 +19,13 @@ for name in (
     "start",
     "repeating",
     "profiling",
-    "gpu_benchmark",
-    "gpu_memory",
+    "benchmark_call",
+    "rows",
+    "results",
 ):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
 for name in (
+    "devices.locks",
     "devices.simulated.device",
     "measuring.stopping",
     "reporting.table",

@@ -98,6 +98,8 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
     names = modules_of_a_session(python, tmp_path, "--gpumem")
     assert "pytest_gpumem.plugin.session" in names
     assert not names & {"scipy", "jinja2", "rich", "cupy", "cuda", "numba", "torch"}
+    later = ("plugin.rows", "plugin.results", "devices.protocol", "measuring.measure")
+    assert not names & {f"pytest_gpumem.{name}" for name in later}
     # The package's modules are compiled once, by pip.
     assert not list((site / "pytest_gpumem").rglob("*-pytest-*.pyc"))
 
