@@ -127,7 +127,7 @@ class IsolationFeature(Feature):
     def __init__(self, session: GpuSession, workers: Workers) -> None:
         self._session, self._folder = session, workers.folder
         self._has_controller = bool((given(session.config) or {}).get("folder"))
-        """True in a worker on the machine of its controller, which reads its last words."""
+        """True in a worker of a controller on this machine."""
         self._stderr = os.dup(2)  # pytest does not capture the copy
         self._hint: threading.Timer | None = None
         session.config.add_cleanup(partial(os.close, self._stderr))
