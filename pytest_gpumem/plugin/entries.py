@@ -43,7 +43,6 @@ def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
 class Entries:
     def __init__(self, benchmark: object) -> None:
         """`benchmark`: the test's fixture."""
-        # Another plugin's fixture of that name (CodSpeed's) is left alone.
         self._fixture = benchmark if is_pytest_benchmarks(benchmark) else None
         self._added: list[BenchmarkFixture] = []
         self.further: dict[str, Any] = {}  # further figures for `extra_info`

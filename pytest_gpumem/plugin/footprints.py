@@ -99,6 +99,10 @@ class FootprintFeature(Feature):
             watched.end()
         if footprint is None:
             return
+        if watched.shown and not footprint.driver_watched:
+            unseen = "; ".join(footprint.not_watched)
+            why = f"not all is watched from {item.nodeid} on: {unseen}"
+            self._session.remark_first("footprint", why)
         judge_the_end(item, watched, footprint)
 
 
@@ -109,7 +113,6 @@ class WaitFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._remarked = False  # the summary says why waits are not read
         if session.settings.waits and session.facts.simulated:
             session.remark(f"waits: {SIMULATED}")
 
@@ -127,9 +130,8 @@ class WaitFeature(Feature):
             counter.start()
         except NotCounted as why:
             watched.waits = Waits(not_read=str(why))
-            if counter is not None and not self._remarked:
-                self._remarked = True
-                session.remark(f"waits: {why}, from {item.nodeid} on")
+            if counter is not None:
+                session.remark_first("waits", f"{why}, from {item.nodeid} on")
             yield
             return
         watched.count_waits = counter.start

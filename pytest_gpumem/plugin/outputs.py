@@ -131,7 +131,7 @@ class OutputFeature(Feature):
             return False
         program = Path(sys.argv[0])
         is_module = program.parts[-2:] == ("pytest", "__main__.py")
-        return gpu.is_part or is_module or program.stem in ("pytest", "py.test")
+        return gpu.is_part or is_module or program.stem == "pytest"
 
     def _silence_tracebacks(self) -> None:
         """Have libraries print no traceback for each piece of lost memory, by Cython's hooks."""

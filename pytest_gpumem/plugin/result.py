@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import basis
 from pytest_gpumem.measuring.bound import BadCall
@@ -48,9 +48,9 @@ class Result:
     device: DeviceFacts
     """The device. Its `peak_bandwidth`, in bytes per second, raises `UnknownPeak` where the driver
     does not report it."""
-    extra: Extra = field(default_factory=Extra)
+    extra: Extra
     """Further figures that the test adds: `result.extra["elements/s"] = n / result.latency`."""
-    _claim: Callable[[str, str, float], None] | None = None
+    _claim: Callable[[str, str, float], None]
     """Records a claim: label, that of the other, factor. `plugin.verdicts` judges it."""
 
     def faster_than(self, label: str, by: float = 1.0) -> None:
@@ -67,8 +67,6 @@ class Result:
             BadCall: no such measurement, a factor below 1, or another claim was made of this
             measurement.
         """
-        if self._claim is None:
-            raise ValueError("faster_than() is for results that gpu_benchmark gave")
         self._claim(self.measurement.label, label, by)
 
     @property

@@ -104,7 +104,6 @@ class GpuSession:
         self.names = Names()
         self.tests: frozenset[str] = frozenset()  # `key_of` of each collected test, without a label
         self.ledger: Ledger | None = None  # of a total budget, after collection
-        # Results
         self.rows = Rows()
         self.missing: list[Omission] = []  # what was to be judged, and was not
         self.remarks: list[str] = []  # lines for the summary
@@ -125,6 +124,11 @@ class GpuSession:
 
     def remark(self, *lines: str) -> None:
         self.remarks.extend(lines)
+
+    def remark_first(self, topic: str, why: str) -> None:
+        """Add a remark unless there is one on this topic."""
+        if not any(remark.startswith(f"{topic}: ") for remark in self.remarks):
+            self.remark(f"{topic}: {why}")
 
     @property
     def evidence(self) -> bool:
@@ -227,8 +231,7 @@ class GpuSession:
             if not device.streams.end_captures():
                 raise
             self.remark(
-                f"{printable(item.nodeid)} left the capture of a stream open, which was ended: "
-                "later tests would fail by it"
+                f"{printable(item.nodeid)} left the capture of a stream open, which was ended"
             )
             with suppress(HoldExpired):
                 device.streams.synchronize()

@@ -1,7 +1,4 @@
-"""Workers of pytest-xdist: the process that hands out tests has their results.
-
-Rows travel on reports: `plugin.verdicts`.
-"""
+"""Workers of pytest-xdist: the process that hands out tests gets their results."""
 
 from __future__ import annotations
 
