@@ -50,8 +50,6 @@ class OutputFeature(Feature):
             _check_files(gpu)
         gpu.config.add_cleanup(self._silence_tracebacks)  # after pytest has put back its hook
 
-    # Around tests
-
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> AbstractContextManager[None]:
         return self._gpu.ranges.test(self._gpu.names.unique(item.nodeid), item.nodeid)
 
@@ -63,8 +61,6 @@ class OutputFeature(Feature):
 
     def _range(self, item: pytest.Item, name: str) -> AbstractContextManager[None]:
         return self._gpu.ranges.range(phase(self._gpu.names.unique(item.nodeid), name))
-
-    # The end
 
     # Runs outside of pytest-benchmark's hook, so before it writes files.
     @pytest.hookimpl(wrapper=True)
@@ -110,10 +106,7 @@ class OutputFeature(Feature):
             from pytest_gpumem.plugin.results import write
 
             failed = not write(gpu, report, complete=complete) or failed
-        if strict:
-            open_ = open_under_strict(gpu.missing)
-            failed = failed or bool(open_)
-        if failed:
+        if failed or (strict and open_under_strict(gpu.missing)):
             _fail(session)
         if gpu.broken and (strict or gpu.in_gate) and complete and not tests_failed:
             session.exitstatus = Exit.NO_VERDICT
@@ -200,9 +193,6 @@ def _exit_at_once(session: pytest.Session) -> None:
     os._exit(int(session.exitstatus))
 
 
-# The results
-
-
 def _check_files(gpu: GpuSession) -> None:
     """Raise `pytest.UsageError` if a file of the results cannot be written."""
     files = {gpu.settings.origins.get("report"): _report_of(gpu)}
@@ -241,7 +231,10 @@ def _baseline(gpu: GpuSession) -> str:
         if not gpu.settings.save:
             why += "; --gpumem-save --gpumem-processes 3 makes one"
         return why
-    line = f"{counted(baseline.processes, 'process')} in {shown}"
+    newest = max((runs[-1].process for runs in baseline.rows.values()), key=lambda run: run.utc)
+    commit, dash, dirty = (newest.revision or "unknown").partition("-")
+    line = f"{counted(baseline.processes, 'process')} in {shown}, the newest of {commit[:10]}"
+    line += dash + dirty
     if baseline.left_out is not None:
         line += f"; {baseline.left_out}"
     return line

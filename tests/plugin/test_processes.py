@@ -57,7 +57,7 @@ def test_each_row_is_of_several_fresh_processes(
     assert (pytester.path / "junit.xml").exists()
     assert (pytester.path / "summary.md").read_text().count("### gpumem") == 1
     again = gpumem("--gpumem-processes", "2", "--benchmark-json=out.json")
-    again.stdout.fnmatch_lines(["*baseline: 3 processes in*"])
+    again.stdout.fnmatch_lines(["*baseline: 3 processes in*, the newest of unknown"])
     row = row_in(pytester.path)
     comparison = row["verdict"]["comparison"]
     assert (comparison["processes"], comparison["days"]) == (3, 1)
