@@ -18,12 +18,13 @@ from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintK
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
+    SESSION_PLUGIN,
     TEST_FIXTURE,
     keywords_of,
     uses,
     uses_benchmark,
 )
-from pytest_gpumem.plugin.session import FORKED, SESSION, GpuSession, state_of
+from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import key_of
@@ -212,7 +213,8 @@ def check_label(call: str, label: object, used: Iterable[str], item: pytest.Item
         raise BadCall(
             f"{call}: a label is a short text that tells this part from others of the same test"
         )
-    if label in used or key_of(item.nodeid, label) in item.config.stash[SESSION].tests:
+    session = item.config.pluginmanager.getplugin(SESSION_PLUGIN)
+    if label in used or key_of(item.nodeid, label) in session.tests:
         raise BadCall(f"{call}: the label is used already; choose another one")
 
 

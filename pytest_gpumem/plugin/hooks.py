@@ -244,13 +244,13 @@ def _mistake(item: pytest.Item) -> str | None:
 
 @pytest.fixture
 def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
-    if not request.config.pluginmanager.hasplugin(SESSION_PLUGIN):
+    session = request.config.pluginmanager.getplugin(SESSION_PLUGIN)
+    if session is None:
         # Reached by getfixturevalue only: a test that names a fixture was skipped before.
         pytest.skip(NEEDS_GPUMEM)
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
-    from pytest_gpumem.plugin.session import SESSION
 
-    item, session = request.node, request.config.stash[SESSION]
+    item = request.node
     session.check_context(item)
     exclusive = request.config.pluginmanager.getplugin("gpumem-exclusive use")
     with exclusive.use(item), closing(GpuTest(item, session)) as test:

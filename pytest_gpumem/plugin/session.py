@@ -384,8 +384,6 @@ class TestState:
     of a verdict is that of one attempt."""
 
 
-SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
-"""On `config.stash`; absent while the plugin is off."""
 _STATE: pytest.StashKey[TestState] = pytest.StashKey()
 
 

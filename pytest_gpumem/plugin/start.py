@@ -25,7 +25,7 @@ from pytest_gpumem.plugin.isolation import (
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
 from pytest_gpumem.plugin.running import Feature, RunningHooks
-from pytest_gpumem.plugin.session import SESSION, GpuSession
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import (
     VISIBLE,
@@ -70,7 +70,6 @@ def start(config: pytest.Config, settings: Settings) -> None:
             raise UserError(f"{settings.origins['save']}: {unwritable}")
     except (UserError, DeviceError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
-    config.stash[SESSION] = session
     config.add_cleanup(session.close)
     workers = Workers(config, settings, chosen, place, base)
     workers.carry("broken", lambda: session.broken, session.broken.update)

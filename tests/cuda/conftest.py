@@ -10,7 +10,6 @@ import pytest
 
 from pytest_gpumem import GpuBenchmark, MiB, Result
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.plugin.session import SESSION
 
 HERE = Path(__file__).parent
 NBYTES = 64 * MiB
@@ -38,7 +37,7 @@ def _real_gpu(request: pytest.FixtureRequest) -> None:
 def free_gpu(pytestconfig: pytest.Config) -> int:
     """For tests that start sessions on the GPU, which have it for themselves; the number of GPUs. Skips without one, and under --gpumem:
     the session around would hold the GPU that those inside wait for."""
-    if pytestconfig.stash.get(SESSION, None) is not None:
+    if pytestconfig.pluginmanager.hasplugin("gpumem-session"):
         pytest.skip("starts sessions that have the GPU for themselves: run this without --gpumem")
     pynvml = pytest.importorskip("pynvml")
     try:

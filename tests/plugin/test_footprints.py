@@ -465,10 +465,9 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(
 
         import pytest
         from pytest_gpumem.devices.memory_events import AllocationEvent
-        from pytest_gpumem.plugin.session import SESSION
 
         def library_takes(request, address, nbytes):
-            log = request.config.stash[SESSION].device.footprints.log
+            log = request.config.pluginmanager.getplugin("gpumem-session").device.footprints.log
             log.emit(AllocationEvent(time.perf_counter(), ("CuPy", "device"), "use", address, nbytes))
 
         @pytest.fixture(scope="module")
@@ -526,8 +525,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _unreadable(request):
-    from pytest_gpumem.plugin.session import SESSION
-    footprints = request.config.stash[SESSION].device.footprints
+    footprints = request.config.pluginmanager.getplugin("gpumem-session").device.footprints
 
     def fail(*_, **__):
         raise RuntimeError("the allocator has no snapshot")

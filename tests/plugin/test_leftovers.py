@@ -16,7 +16,6 @@ def _state(pytester: pytest.Pytester) -> None:
 STATE = """
     import pytest
     from pytest_gpumem.devices.protocol import WindowSpec
-    from pytest_gpumem.plugin.session import SESSION
 
     MiB = 1 << 20
     DEFAULT, MOST = int(9.375 * MiB), int(31.25 * MiB)
@@ -29,7 +28,8 @@ STATE = """
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(config):
-        device = config.stash[SESSION].device if SESSION in config.stash else None
+        session = config.pluginmanager.getplugin("gpumem-session")
+        device = None if session is None else session.device
         if device is not None:
             print("at the end:", state(device) == (DEFAULT, []), lines(device))
     """
@@ -235,10 +235,9 @@ def test_a_neighbour_without_our_fixtures(beside: Run) -> None:
     """Once a test has opened the device; before that nothing is looked at, and nothing opened."""
     result = beside(
         """
-    from pytest_gpumem.plugin.session import SESSION
 
     def test_early(pytestconfig):
-        assert pytestconfig.stash[SESSION]._device is None
+        assert pytestconfig.pluginmanager.getplugin("gpumem-session")._device is None
 
     def test_opens(gpu_device):
         seen["device"] = gpu_device

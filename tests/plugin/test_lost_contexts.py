@@ -109,8 +109,7 @@ def test_a_context_lost_in_a_teardown_is_that_tests_error(
 UNSEEN = """
 @pytest.fixture(scope="module")
 def found(request):
-    from pytest_gpumem.plugin.session import SESSION
-    return request.config.stash[SESSION]
+    return request.config.pluginmanager.getplugin("gpumem-session")
 """
 """How a test reaches the device without our fixtures, as a library does."""
 

@@ -13,8 +13,7 @@ from pytest_gpumem.options import BY_NAME
 
 SHOW = """
 def test_it(request):
-    from pytest_gpumem.plugin.session import SESSION
-    settings = request.config.stash[SESSION].settings
+    settings = request.config.pluginmanager.getplugin("gpumem-session").settings
     print("mode", settings.mode, "from", settings.origins["mode"])
     print("placements", settings.placements, "from", settings.origins["placements"])
     print("timeout", settings.timeout, "from", settings.origins["timeout"])
