@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.units import MiB
 
 FAULTING = PageCounts(

@@ -1,4 +1,4 @@
-"""A device: what the CUDA and the simulated device share. Everything above is written against it.
+"""The interface of the CUDA and the simulated device.
 
 Addresses are integers, sizes bytes, times seconds. A method with a body serves a device without
 the feature.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from pytest_gpumem.devices.footprints import Footprints, MemoryWatch
+from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.kinds import (
     ALLOCATORS,
     AccessProperty,
@@ -32,7 +32,7 @@ from pytest_gpumem.devices.kinds import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.records.what_ran import WhatRan
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "Foreign",
     "HoldExpired",
     "Launch",
-    "MemoryWatch",
     "NotCounted",
     "OutOfMemory",
     "Undelivered",
@@ -70,7 +69,7 @@ Hold = Any
 """Makes a stream wait while work is queued behind it: the work then has no launch gaps."""
 
 Cycle = Callable[[int, Stream], None]
-"""Allocates so many bytes and frees them, in the order of the stream where it has an order."""
+"""Allocates a number of bytes and frees them, on the stream if it allocates on streams."""
 
 
 class Streams(Protocol):
@@ -82,7 +81,7 @@ class Streams(Protocol):
         return ()
 
     def visible(self) -> tuple[Stream, ...]:
-        """Streams that may have a window."""
+        """The defaults, those made by `create`, and CuPy's current stream."""
 
     def event(self) -> Event: ...
 
@@ -137,8 +136,8 @@ class DeviceKernels(Protocol):
         return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        """Run a function inside `current_stream`. Raises `Unsupported`: there is no reference to
-        simulate it; `DeviceError`: the function made another GPU current."""
+        """Run a user's function inside `current_stream`. Raises `Unsupported`: there is no
+        reference to simulate it; `DeviceError`: it made another GPU current."""
 
 
 class DeviceMemory(Protocol):
@@ -163,7 +162,7 @@ class DeviceMemory(Protocol):
         """A part, which is not freed."""
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        """Memory of a NumPy array, page-locked or left pageable."""
+        """Use the memory of a NumPy array, page-locked if `register`."""
 
     def free(self, allocation: Allocation) -> None:
         """A second call does nothing."""
@@ -175,8 +174,8 @@ class DeviceMemory(Protocol):
         1 MiB and more aligned to 2 MiB, else to 512 bytes. Raises `OutOfMemory`."""
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
-        """Free memory that is kept for reuse, unless this share of all is free besides; False if
-        nothing was freed."""
+        """Free memory that is kept for reuse, unless this share of the GPU's is free without it.
+        True if something was freed."""
         return False
 
     def settle(self) -> None:
@@ -192,7 +191,7 @@ class DeviceMemory(Protocol):
     def near_host(self, node: int | None = None) -> AbstractContextManager[int | None]:
         """Run on the CPUs of a NUMA node, or of the device's, so that memory touched first lies
         there. Yields the node, or None if the block runs anywhere."""
-        return nullcontext(None if node else 0)
+        return nullcontext(None if node else 0)  # the only node is 0
 
     def allocator(self, name: str) -> AbstractContextManager[Cycle]:
         """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported`."""
@@ -202,7 +201,7 @@ class DeviceMemory(Protocol):
         simulated device, of the part that is real."""
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        """An array of the module `like`. Raises `Unsupported`."""
+        """The memory as an array of the library `like`. Raises `Unsupported`."""
 
 
 class Content(Protocol):
@@ -257,7 +256,7 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set it where `memory.l2.why_no_persisting_l2` has no reason; return what is granted."""
+        """Set it, unless `memory.l2.why_no_persisting_l2` says why not; return what is granted."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set a stream's window, or turn it off, which leaves persisting lines."""
@@ -288,13 +287,13 @@ class Activity(NamedTuple):
     @property
     def at_once(self) -> float:
         """Nanoseconds in which two kernels or more run."""
-        total = last = counted = 0.0
+        total = latest_end = counted_until = 0.0
         for kernel in sorted(self.kernels, key=operator.attrgetter("start")):
-            begin, end = max(kernel.start, counted), min(kernel.end, last)
+            begin, end = max(kernel.start, counted_until), min(kernel.end, latest_end)
             if begin < end:
                 total += end - begin
-                counted = end
-            last = max(last, kernel.end)
+                counted_until = end
+            latest_end = max(latest_end, kernel.end)
         return total * 1e9
 
 

@@ -17,7 +17,7 @@ from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
-from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.what_ran import WhatRan, what_ran
 from pytest_gpumem.units import format_bytes
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from pytest_gpumem.records.migrations import Migrations, PageCounts
+from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.record import (
     Bytes,
     Count,

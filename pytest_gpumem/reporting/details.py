@@ -12,7 +12,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Measurement
-from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines

@@ -38,7 +38,7 @@ from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Ti
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.records.what_ran import Step, WhatRan, argument_text, what_ran
 
 _Ready = tuple[Callable[[], object], Traffic, Step]  # effect, traffic and record of a kernel

@@ -21,7 +21,7 @@ from pytest_gpumem.devices.protocol import AccessProperty, Advice, Allocation, W
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.kernels.calls import SECTORS_COALESCED
 from pytest_gpumem.kernels.kernel import Access
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.units import KiB, MiB
 
 PAGE_BYTES = 64 * KiB  # of a page fault of the GPU

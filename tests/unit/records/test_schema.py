@@ -23,7 +23,7 @@ from pytest_gpumem.records.measurement import (
     MovedBytes,
     Repeat,
 )
-from pytest_gpumem.records.migrations import Migrations, PageCounts
+from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,

@@ -1,10 +1,10 @@
-"""Page faults and migrations of managed memory: the counts of a launch, and how they are added
-up."""
+"""Page faults and migrations of managed memory: counts of a launch, added up from events."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import field
 
@@ -47,7 +47,7 @@ class PageCounts(Record, frozen=True):
 
     @property
     def to_host_bandwidth(self) -> float | None:
-        """Bytes per second while pages moved to the host, or None where none did."""
+        """The same to the host."""
         if not self.to_host or not self.to_host_seconds:
             return None
         return self.to_host / self.to_host_seconds
@@ -76,10 +76,12 @@ class PageEvent(NamedTuple):
 
 def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
     """Add events up. `maps`: True if mappings are recorded too."""
-    totals: dict[str, Any] = dict.fromkeys((*_MOVES, "gpu_faults", "cpu_faults", "mapped"), 0)
-    seconds, until = dict.fromkeys(_MOVES, 0.0), dict.fromkeys(_MOVES, 0)
+    totals, until = Counter[str](), Counter[str]()
+    seconds = dict.fromkeys(_MOVES, 0.0)
     causes: dict[str, int] = {}
     pages = []  # of each group of GPU faults
+    if maps:
+        totals["mapped"] = 0
     for event in sorted(events, key=lambda event: event.start):
         totals[event.kind] += 1 if event.kind == "cpu_faults" else event.value
         if event.kind == "gpu_faults":
@@ -89,8 +91,6 @@ def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
             begin = max(event.start, until[event.kind])  # copies that overlap count once
             seconds[event.kind] += max(0, event.end - begin) / 1e9
             until[event.kind] = max(until[event.kind], event.end)
-    if not maps:
-        totals["mapped"] = None
     return PageCounts(
         **totals,
         gpu_groups=len(pages),
