@@ -50,16 +50,13 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
 
 
 def row_differences(row: Row, base: Measurement) -> tuple[Difference, ...]:
-    """Return `differences` of a failing row; what it fails by comes first."""
+    """Return `differences` of a failing row. What ran comes first if only limits on it fail."""
     assert row.measurement is not None
     changed = differences(base, row.measurement)
     failing = {result.limit for result in row.verdict.limits}
-    if not failing or not failing <= set(STEPS):
-        return changed
-    ran, measured = list[Difference](), list[Difference]()
-    for difference in changed:
-        (measured if difference.kind in _MEASURED else ran).append(difference)
-    return (*ran, *measured)
+    if failing and failing.issubset(STEPS):
+        return tuple(sorted(changed, key=lambda difference: difference.kind in _MEASURED))
+    return changed
 
 
 def _declared(base: Measurement, head: Measurement) -> Iterator[Difference]:
@@ -103,7 +100,9 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
     if head.moved_bytes is None:
         return f"base declares {before:,} bytes, and head none"
     after = head.moved_bytes.total
-    return f"head declares {after:,} bytes, and base {before:,}" if after < before else None
+    if after < before:
+        return f"head declares {after:,} bytes, and base {before:,}"
+    return None
 
 
 # What a launch ran
@@ -116,8 +115,7 @@ def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     steps = []
     for difference, times in Counter(_of_steps(base.launch, head.launch)).items():
         steps.append(replace(difference, times=times))
-    before, after = map(_token, base.launch), map(_token, head.launch)
-    if not steps and list(before) != list(after):
+    if not steps and list(map(_token, base.launch)) != list(map(_token, head.launch)):
         steps.append(Difference(ORDER))
     return (*steps, *_of_state(base.state, head.state))
 
@@ -150,13 +148,14 @@ def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
 
 
 def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield name and both values of each argument that differs, or of each word of a larger one."""
+    """Yield name and both values of what differs: an argument, or a word of one of several."""
     if len(was) != len(now):
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         old, new = before.split(), masked(after, before).split()
-        if old != new and (len(old) <= 2 or len(old) != len(new)):
+        scalar = len(old) <= 2  # a number or a pointer: up to 8 bytes
+        if old != new and (scalar or len(old) != len(new)):
             yield f"argument {number}", _argument_words(old), _argument_words(new)
             continue
         for index, (word, other) in enumerate(zip(old, new, strict=True)):
@@ -166,7 +165,7 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
 
 
 def _argument_words(words: Sequence[str]) -> str:
-    """Return some words of a text for a reader: a number in decimal, or a kind of memory."""
+    """Return words of an argument, the lowest first, as a decimal number or a kind of memory."""
     if all(set(word) <= set("0123456789abcdef") for word in words):
         return str(int("".join(word.zfill(2 * WORD) for word in reversed(words)), 16))
     return " ".join(word for word in words if word != "-")
