@@ -68,7 +68,7 @@ _PERMUTED = Kernel(
     name="permuted_copy",
     parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
     shape=calls.thread_per_element("odata"),
-    accesses=calls.whole(reads=("idata",), writes=("odata",)),
+    accesses=calls.touch_all(reads=("idata",), writes=("odata",)),
     source="access_pattern.cu",
     entry="permuted_copy<{dtype}>",
     reference=calls.copied("odata", "idata"),

@@ -1,5 +1,4 @@
-"""Pieces that the kernels are put together from: launch shapes, accesses, checks of a call,
-references, and sectors per request."""
+"""What fields of a `Kernel` are made of: launch shapes, accesses, checks and references."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape, Reference
 from pytest_gpumem.records.device import DeviceFacts
 
-Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
+ShapeOf: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
 Accesses: TypeAlias = Callable[[Call], tuple[Access, ...]]
 Check: TypeAlias = Callable[[Call], str | None]  # None, or one sentence that names the values
 Direction: TypeAlias = Literal["read", "write"]
@@ -30,13 +29,13 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 
 def grid(call: Call, default: int, threads: int) -> LaunchShape:
-    """Return the grid that the caller chose, or the kernel's default; at least one block."""
+    """Return the grid that the caller chose, or `default` blocks and at least one."""
     if call.blocks is not None:
         return LaunchShape(call.blocks, threads)
     return LaunchShape(max(default, 1), threads)
 
 
-def enough_threads(count: Callable[[Call], int], threads: int = 256) -> Shape:
+def enough_threads(count: Callable[[Call], int], threads: int = 256) -> ShapeOf:
     """At least `count` threads, in blocks of `threads`."""
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
@@ -45,7 +44,7 @@ def enough_threads(count: Callable[[Call], int], threads: int = 256) -> Shape:
     return shape
 
 
-def thread_per_element(name: str, threads: int = 256) -> Shape:
+def thread_per_element(name: str, threads: int = 256) -> ShapeOf:
     """One thread to each element of the array `name`: the textbook launch."""
 
     def size(call: Call) -> int:
@@ -64,9 +63,9 @@ def touch(
     sectors: float = SECTORS_COALESCED,
     **traits: bool,
 ) -> Access:
-    """Return an access to `elements` distinct elements of an array (default: all). `requests`:
-    elements requested in total, repeats counted (default: once each). `sectors`: of a request of a
-    warp. `traits`: flags of `Access`."""
+    """Return the access to an array. `elements`: how many distinct ones are touched (default: all).
+    `requests`: how often threads ask for one (default: once each). `sectors`: as
+    `Access.sectors_per_request`. `traits`: flags of `Access`."""
     array = call.arrays[name]
     if elements is None:
         elements = array.size
@@ -82,8 +81,8 @@ def touch(
     )
 
 
-def whole(reads: Sequence[str], writes: Sequence[str]) -> Accesses:
-    """Return the accesses of a kernel that touches each element of these arrays once."""
+def touch_all(reads: Sequence[str], writes: Sequence[str]) -> Accesses:
+    """The accesses of a kernel that touches each element of these arrays once."""
 
     def accesses(call: Call) -> tuple[Access, ...]:
         touched = [touch(name, "read", call) for name in reads]
@@ -145,7 +144,7 @@ def filled_like(array: Any, value: int | float) -> Any:
 
 
 def copied(destination: str, source: str) -> Reference:
-    """The reference of a copy."""
+    """The expected result of a copy."""
 
     def reference(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
         return {destination: arrays[source].copy()}
@@ -154,7 +153,7 @@ def copied(destination: str, source: str) -> Reference:
 
 
 def filled(name: str) -> Reference:
-    """The reference of a kernel that fills an array with the scalar `value`."""
+    """The expected result of filling an array with the scalar `value`."""
 
     def reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
         return {name: filled_like(arrays[name], scalars["value"])}

@@ -16,7 +16,7 @@ from pytest_gpumem.kernels import (
 )
 from pytest_gpumem.kernels.kernel import Kernel
 
-_ROOMS = (
+_MODULES = (
     stream,
     l2_persistence,
     l2_bandwidth,
@@ -28,8 +28,8 @@ _ROOMS = (
 )
 
 _KERNELS: dict[str, Kernel] = {}
-for _room in _ROOMS:
-    for _kernel in _room.KERNELS:
+for _module in _MODULES:
+    for _kernel in _module.KERNELS:
         _KERNELS[_kernel.name] = _kernel
 CATALOGUE = MappingProxyType(_KERNELS)
 """The catalogue: name to kernel."""

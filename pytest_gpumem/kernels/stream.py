@@ -81,7 +81,7 @@ def _map(
         name=name,
         parameters=tuple(parameters),
         shape=shape,
-        accesses=calls.whole(reads=sources, writes=(written,)),
+        accesses=calls.touch_all(reads=sources, writes=(written,)),
         source="stream.cu",
         entry=f"{name}<{{dtype}}, {{vectors}}>",
         reference=reference,

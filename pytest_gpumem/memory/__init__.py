@@ -1,1 +1,1 @@
-"""Policy over memory, written once for both devices."""
+"""Buffers, managed memory and persisting L2 of tests, on any device."""
