@@ -38,10 +38,10 @@ SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-bench
 class SaveResult:
     """The result of saving a run."""
 
-    path: Path | None  # the new file; None where no row entered
-    accepted: int  # number of rows in it
-    full: int  # number of rows whose references are full, and that gained nothing
-    refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
+    path: Path | None  # the new file; None if no row was saved
+    saved: int  # number of rows in it
+    full: int  # number of rows that are not saved because their references are full
+    refused: tuple[tuple[Row, str], ...]  # rows that may not be saved, each with the reason
 
 
 class Store:
@@ -76,12 +76,13 @@ class Store:
         mode: str | None = None,
         baseline: Baseline | None = None,
     ) -> SaveResult:
-        """Write the rows that may enter into a new file. Raises `UserError`.
+        """Write rows that may be saved to a new file. Raises `UserError`.
 
         `revision`: of the measured code. `mode`: of the session.
         `baseline`: that they were judged against; None: load it.
         """
-        baseline = baseline if baseline is not None else self.load()
+        if baseline is None:
+            baseline = self.load()
         run = SavedRun(
             id=secrets.token_hex(8),
             utc=datetime.now(timezone.utc),
@@ -89,17 +90,18 @@ class Store:
             revision=revision,
             mode=mode,
         )
-        full, refused, saved = 0, list[tuple[Row, str]](), dict[str, SavedRow]()
+        full = 0
+        refused, saved = list[tuple[Row, str]](), dict[str, SavedRow]()
         for row in rows:
             why = refusal(row, self._facts.simulated)
             if why is not None:
                 refused.append((row, why))
                 continue
-            entering = _entering(row, baseline, run)
-            if entering is None:
+            saved_row = _saved_row(row, baseline, run)
+            if saved_row is None:
                 full += 1
             else:
-                saved[row.key] = entering
+                saved[row.key] = saved_row
         path = None
         if saved:
             path = self._write(structs.replace(run, rows=tuple(saved.values())))
@@ -164,18 +166,20 @@ def devices(place: Path) -> list[str]:
     return sorted(keys)
 
 
-def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
-    """Return what is saved of a row; None where its references are full."""
+def _saved_row(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
+    """Return what to save of a row; None if its references are full."""
     today, digest = run.utc.date(), baseline.acceptances.digest
     times = memory = None
     if row.measurement is not None and baseline.enters(row, "time", today):
         times = reduced(row.measurement)
-    if row.footprint is not None and row.footprint.watched:
-        memory = row.footprint if baseline.enters(row, "memory", today) else None
+    footprint = row.footprint
+    if footprint is not None and footprint.watched and baseline.enters(row, "memory", today):
+        memory = footprint
     if times is None and memory is None:
         return None
-    accepted = digest(row.key, "time"), digest(row.key, "memory")
-    return SavedRow(row.nodeid, row.label, times, memory, row.limits, *accepted)
+    accepted_time, accepted_memory = digest(row.key, "time"), digest(row.key, "memory")
+    saved = row.nodeid, row.label, times, memory, row.limits
+    return SavedRow(*saved, accepted_time, accepted_memory)
 
 
 def refusal(row: Row, simulated: bool) -> str | None:
@@ -198,7 +202,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
             return f"its times are in doubt: {doubts}"
     if row.verdict.outcome is Outcome.FAIL:
         return f"FAIL: {row.verdict.reason}"
-    # Without its slow runs, a reference takes an unchanged test's slow mode for a regression.
+    # Slow runs are saved too: else an unchanged test's slow mode would be a regression.
     return None
 
 
@@ -218,6 +222,7 @@ def _paths(folder: Path) -> list[Path]:
 def _of_history(
     runs: Sequence[SavedRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
 ) -> tuple[list[SavedRun], str | None]:
+    """Return the runs that count, and what is left out, in words."""
     if ancestry is None:
         return list(runs), None
     known = ancestry(frozenset(run.revision for run in runs if run.revision is not None))

@@ -182,7 +182,7 @@ def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
     revision = entries.revision(gpu.config)
     saved = gpu.store.save(rows, revision, gpu.settings.mode, gpu.baseline)
     if saved.path is not None:
-        line = f"{saved.accepted} of {counted(len(rows), 'row')} stored in {gpu.store.place}"
+        line = f"{saved.saved} of {counted(len(rows), 'row')} stored in {gpu.store.place}"
         if str(revision).endswith(DIRTY):
             line += " with uncommitted changes: no gate uses it"
         yield line

@@ -1,5 +1,5 @@
-"""Facts of a CUDA device, read without creating a context on it, and in another process: children
-by fork of a process that called cuInit cannot use CUDA."""
+"""Facts of a CUDA device, read without a context on it, by a child process: forked children of a
+process that called cuInit cannot use CUDA."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 SECONDS = 60.0  # how long the driver may take to answer
 
 _ROOT = Path(__file__).resolve().parents[3]
-# Standard library and installed packages come before the project, whose modules may have their
-# names.
+# The child imports from beside this package, from its standard library, then as this process does:
+# no module of the project hides one of theirs.
 _PROGRAM = (
     "import sys; sys.path[:] = [sys.argv[2], *filter(None, sys.path), *sys.argv[3:]]; "
     "from pytest_gpumem.devices.cuda.facts import answer; answer(int(sys.argv[1]))"
@@ -30,7 +30,7 @@ _PROGRAM = (
 
 
 def read_facts(index: int) -> list[DeviceFacts]:
-    """As `query`, in another process except under a profiler, which would follow it."""
+    """As `query`, in a child process but under a profiler, which would follow it."""
     if not _installed("pynvml"):
         raise NoDevice("nvidia-ml-py cannot be imported: pip install nvidia-ml-py")
     for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):
@@ -80,7 +80,7 @@ def answer(index: int) -> None:
 
 def query(index: int) -> list[DeviceFacts]:
     """Facts of all GPUs that CUDA sees: of this one, of those that it can copy with directly (first
-    its peer, as `places.peer_of`), of the others. Calls cuInit. Raises `NoDevice`."""
+    that of `places.peer_of`), of the others. Calls cuInit. Raises `NoDevice`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -93,7 +93,7 @@ def query(index: int) -> list[DeviceFacts]:
         raise NoDevice(f"there is no device {index}: CUDA sees {gpus}, numbered from 0{among}")
     device = _value(driver.cuDeviceGet(index))
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
-    others.sort(key=lambda other: not _reach(driver, device, other))
+    others.sort(key=lambda other: not _are_peers(driver, device, other))  # peers first
     supported = int(_value(driver.cuDriverGetVersion()))
     try:
         linked = _linked_version()
@@ -120,10 +120,10 @@ def uuid_of(index: int) -> str:
     return _uuid(driver, device, _name(driver, device)[1])
 
 
-def _reach(driver: Any, device: Any, other: Any) -> bool:
+def _are_peers(driver: Any, device: Any, other: Any) -> bool:
     for pair in ((device, other), (other, device)):
-        error, reaches = driver.cuDeviceCanAccessPeer(*pair)
-        if int(error) != 0 or not reaches:
+        error, can_access = driver.cuDeviceCanAccessPeer(*pair)
+        if int(error) != 0 or not can_access:
             return False
     return True
 

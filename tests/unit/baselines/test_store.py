@@ -168,7 +168,7 @@ def test_what_never_enters(tmp_path_factory: pytest.TempPathFactory) -> None:
         tmp_path = tmp_path_factory.mktemp("case")
         store = Store(tmp_path, H100)
         saved = store.save([refused], "abc")
-        assert (saved.path, saved.accepted) == (None, 0), refused
+        assert (saved.path, saved.saved) == (None, 0), refused
         assert [r for r, _ in saved.refused] == [refused], refused
         assert re.search(why, saved.refused[0][1]), refused
         assert files(tmp_path) == [], refused
