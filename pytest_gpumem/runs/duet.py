@@ -146,8 +146,7 @@ class Duet:
             if side == BASE:
                 _rename(process, self.wanted.old_names)
             self._check_device(process)
-            rows = [row for row in process.rows.values() if self.wanted.selects(row)]
-            process.rows = {row.key: _with_medians(row) for row in rows}
+            process.rows = {key: _with_medians(row) for key, row in process.rows.items()}
             self.processes.append(process)
             pair[side] = process
         return pair
@@ -168,7 +167,7 @@ class Duet:
         troubles = _troubles(row.key, pair)
         if troubles:
             if last:
-                _end(row, troubles)
+                _end(row, troubles, pair)
             return _texts(troubles)[0]
         for side in (BASE, HEAD):
             verdict = pair[side].rows[row.key].verdict
@@ -186,7 +185,10 @@ class Duet:
         base, head = pair[BASE], pair[HEAD]
         if base.error is None and head.error is None:
             _check_alike(base, head)
-        every = {**base.rows, **head.rows}
+        every = {}
+        for measured in (*base.rows.values(), *head.rows.values()):
+            if self.wanted.selects(measured):
+                every[measured.key] = measured
         for key in (*every, *self.wanted.missing(every)):
             nodeid, limits = key, Limits()
             if key in every:
@@ -198,7 +200,7 @@ class Duet:
             if list(troubles.values()) == [GONE, GONE]:
                 row.end(None, f"no such test on either side{did_you_mean(key, every)}")
             elif troubles:
-                _end(row, troubles)
+                _end(row, troubles, pair)
         if self.wanted.limits is None and head.error is None:
             # Tests and files without a row that fail in head alone, such as by an import.
             for nodeid in head.outcomes:
@@ -206,7 +208,7 @@ class Duet:
                 covered = any(covers(nodeid, key) for key in self._rows)
                 if not covered and _fails_in_head_alone(troubles):
                     self._rows[nodeid] = DuetRow(nodeid, nodeid)
-                    _end(self._rows[nodeid], troubles)
+                    _end(self._rows[nodeid], troubles, pair)
 
     def _limits_of(self, row: Row) -> Limits:
         if self.wanted.limits is not None:
@@ -219,7 +221,7 @@ class Duet:
 
 
 Pair = Mapping[str, ProcessRecord]
-"""A process of each side, with the rows that are compared."""
+"""A process of each side."""
 Troubles = dict[str, tuple[str, bool]]
 """By side, why it measured nothing of a row, and whether it crashed or its test failed."""
 
@@ -260,14 +262,22 @@ def _fails_in_head_alone(troubles: Troubles) -> bool:
     return [side for side, (_, failed) in troubles.items() if failed] == [HEAD]
 
 
-def _end(row: DuetRow, troubles: Troubles) -> None:
+def _end(row: DuetRow, troubles: Troubles, pair: Pair) -> None:
     """End a row that cannot be compared."""
-    outcome = None
+    outcome, texts = None, _texts(troubles)
     if _fails_in_head_alone(troubles):
         outcome = Outcome.FAIL
     elif not row.base and troubles == {BASE: GONE}:
-        outcome = Outcome.NEW
-    row.end(outcome, "; ".join(_texts(troubles)))
+        # The row may be another one of base under a new label.
+        gone = []
+        for key, other in pair[BASE].rows.items():
+            if other.nodeid == row.nodeid and key not in pair[HEAD].rows:
+                gone.append(key)
+        if gone:
+            texts.append(f"base measures {', '.join(gone)} in that test, head does not")
+        else:
+            outcome = Outcome.NEW
+    row.end(outcome, "; ".join(texts))
 
 
 def _test_of(key: str, process: ProcessRecord) -> str | None:

@@ -242,6 +242,16 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     assert copied in Path("gpumem-results", "summary.md").read_text()
 
 
+@pytest.mark.usefixtures("exact")
+def test_a_new_label_in_place_of_one_of_base_is_not_green_without_a_baseline(gate: Gate) -> None:
+    call = "gpu_kernels.memcpy, device_buffer(NBYTES), device_buffer(NBYTES)"
+    assert call in EXACT
+    change = {**GROWN, "test_it.py": EXACT.replace(call, f'{call}, label="new"')}
+    code, text = gate(change, "origin/exact -- -k copied")
+    assert code == 6, text
+    assert "base measures test_it.py::test_copied in that test, head does not" in text
+
+
 def test_what_base_has_grown_by_is_held_against_the_oldest_revision(
     gate: Gate, exact: Project
 ) -> None:
