@@ -38,9 +38,9 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
     other_window = base.window != head.window
     if other_window:
         changed.append(Difference(WINDOW, window_text(base.window), window_text(head.window)))
-    ran, runs = base.what_ran, head.what_ran
-    if ran is not None and ran.order and runs is not None and runs.order:
-        for difference in ran_differently(ran, runs):
+    before, after = base.what_ran, head.what_ran
+    if before is not None and before.order and after is not None and after.order:
+        for difference in ran_differently(before, after):
             of_window = difference.field == "window" or difference.name == "set-aside of L2"
             if not (other_window and of_window):  # the measurement's window says it already
                 changed.append(difference)

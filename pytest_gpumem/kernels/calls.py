@@ -124,7 +124,7 @@ def in_element_type(name: str) -> Check:
 
 
 def module_of(array: Any) -> Any:
-    """The module that an array comes from, `numpy` or `cupy`, which has been imported."""
+    """The module of an array, `numpy` or `cupy`."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
@@ -139,7 +139,6 @@ def scaled(array: Any, value: int | float) -> Any:
 
 
 def filled_like(array: Any, value: int | float) -> Any:
-    """A new array of the same size and type, filled with a value."""
     return module_of(array).full(array.shape, element(value, array), dtype=array.dtype)
 
 

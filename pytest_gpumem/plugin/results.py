@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, command
-from pytest_gpumem.baselines.store import untrusted
+from pytest_gpumem.baselines.forks import untrusted
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
