@@ -35,8 +35,6 @@ SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-bench
 
 @dataclass(frozen=True)
 class SaveResult:
-    """The result of saving a run."""
-
     path: Path | None  # the new file; None if no row was saved
     saved: int  # number of rows in it
     full: int  # number of rows that are not saved because their references are full
@@ -107,7 +105,7 @@ class Store:
         return SaveResult(path, len(saved), full, tuple(refused))
 
     def unwritable(self) -> str | None:
-        """Return why nothing can be stored here, to be checked before long work, or None."""
+        """Return why nothing can be stored here, or None."""
         try:
             parent = self.folder.absolute()
             while not parent.exists():

@@ -153,6 +153,7 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
+        # What base masks is not compared.
         old, new = before.split(), masked(after, before).split()
         scalar = len(old) <= 2  # a number or a pointer: up to 8 bytes
         if old != new and (scalar or len(old) != len(new)):

@@ -1,4 +1,4 @@
-"""Buffers of every kind for users: the buffer fixtures and `Case` functions call these methods."""
+"""Buffers of each `MemoryKind` of `devices.kinds`, for buffer fixtures and `Case` functions."""
 
 from __future__ import annotations
 

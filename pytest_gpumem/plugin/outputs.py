@@ -1,4 +1,4 @@
-"""What a session puts out: ranges for profilers, terminal, files, baseline, exit code."""
+"""The end of a session: terminal, files of `reporting`, exit code; and ranges for profilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a session in a terminal: its header, counts, and what was not judged."""
+"""A session in a terminal: header, counts, what was not judged. Colours: `Outcome.style`."""
 
 from __future__ import annotations
 
