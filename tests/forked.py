@@ -29,11 +29,13 @@ SERVER.set_forkserver_preload(
         "pytest",
         "execnet.gateway_io",
         "numpy.ma",
+        "numpy.random",
         "rich.console",
         "rich.text",
         "email.parser",
         "unittest",
         "pdb",
+        "readline",
         "jinja2",
     ]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
@@ -44,9 +46,10 @@ SERVER.set_forkserver_preload(
         for name in ("conclusion", "details", "table", "html", "markdown")
     ]
     + ["pytest_gpumem.runs.processes"]
+    + ["pytest_gpumem.baselines.verdicts", "pytest_gpumem.memory.l2_leftovers"]
     + [
         f"pytest_gpumem.plugin.{name}"
-        for name in ("start", "repeating", "benchmark_call", "rows", "results")
+        for name in ("start", "repeating", "benchmark_call", "hooks", "rows", "results")
     ]
 )
 if not getattr(

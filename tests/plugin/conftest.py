@@ -27,13 +27,15 @@ for name in (
 for name in (
     "devices.locks",
     "devices.simulated.device",
+    "memory.l2_leftovers",
     "measuring.stopping",
+    "baselines.verdicts",
     "reporting.table",
     "reporting.html",
     "reporting.markdown",
 ):
     importlib.import_module(f"pytest_gpumem.{name}")
-for name in ("email.parser", "rich.console"):
+for name in ("email.parser", "numpy.random", "rich.console"):
     importlib.import_module(name)
 with suppress(ImportError):
     importlib.import_module("nvtx")

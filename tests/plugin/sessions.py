@@ -24,7 +24,7 @@ Run = Callable[..., pytest.RunResult]
 QUICKLY = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 """Leave out what takes no part: each session would import most of Hypothesis again."""
 
-SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "5 ms", *QUICKLY)
+SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "1 ms", *QUICKLY)
 """Measure on the simulated device, quickly."""
 
 TRIAD = """
@@ -85,7 +85,7 @@ PROCESSES = (
     "--gpumem-device",
     "sim",
     "--gpumem-budget",
-    "5 ms",
+    "1 ms",
     "-o",
     "gpumem_placements=2",
     *QUICKLY,

@@ -35,7 +35,7 @@ def test_{name}(gpu_benchmark):
         {during}
     gpu_benchmark.case(lambda memory: Case(during, reference=during))
 """
-HINT = "*gpumem: test_it.py::test_culprit: a measurement did not end within 0.505 s (--gpumem-timeout)*--gpumem-isolate*"
+HINT = "*gpumem: test_it.py::test_culprit: a measurement did not end within 0.501 s (--gpumem-timeout)*--gpumem-isolate*"
 STACK = [
     '  File "*/test_it.py", line * in wait_for_itself',
     '  File "*/test_it.py", line * in test_culprit*',

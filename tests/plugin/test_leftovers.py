@@ -99,6 +99,7 @@ def way_out(body: str) -> str:
 
 TIMEOUT = "signal.raise_signal(signal.SIGALRM)  # as pytest-timeout's timer does"
 CTRL_C = "signal.raise_signal(signal.SIGINT)"
+MANY_SAMPLES = ("--gpumem-device", "sim:h100", "--gpumem-budget", "5 ms")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_all_is_as_found_after(
     pytester: pytest.Pytester, gpumem: Run, body: str, outcomes: dict[str, int]
 ) -> None:
     pytester.makepyfile(way_out(body))
-    result = gpumem("--gpumem-device", "sim:h100", "-W", "ignore:Benchmark fixture was not used")
+    result = gpumem(*MANY_SAMPLES, "-W", "ignore:Benchmark fixture was not used")
     # No warning: nothing was left that the session had to put back.
     result.assert_outcomes(**outcomes, warnings=0)
     result.stdout.fnmatch_lines([AT_THE_END])
@@ -126,7 +127,7 @@ def test_all_is_as_found_after(
 @pytest.mark.parametrize("way", ["stream", "graph", "launch", "sample", "case"])
 def test_all_is_as_found_after_ctrl_c(pytester: pytest.Pytester, way: str) -> None:
     pytester.makepyfile(way_out(CTRL_C))
-    arguments = (*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", "-k", way)
+    arguments = (*SIMULATED, *MANY_SAMPLES, "-W", "default", "-k", way)
     result = pytester.runpytest_inprocess(*arguments, no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*KeyboardInterrupt*"])

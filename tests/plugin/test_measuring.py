@@ -18,7 +18,7 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
             result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
             assert result.latency == fmean(median(p) for p in result.measurement.placements)
             assert result.bandwidth == 3 * (1 << 20) / result.latency
-            assert len(result.samples) == sum(map(len, result.measurement.placements)) > 8
+            assert len(result.samples) == sum(map(len, result.measurement.placements)) > 4
             assert result.device.peak_bandwidth == gpu_device.facts.peak_bandwidth
             assert "triad" in repr(result) and "simulated" in repr(result)
         """
@@ -60,7 +60,7 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
             assert len(result.measurement.placements) == len(handles) - 1
         """
     )
-    gpumem().assert_outcomes(passed=2)
+    gpumem("--gpumem-budget=5 ms").assert_outcomes(passed=2)
 
 
 def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(

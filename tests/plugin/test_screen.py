@@ -88,10 +88,11 @@ def test_where_the_other_rows_changed_too_nothing_passes(
     four_sizes: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session on another card: rows alone would pass or fail by the card."""
-    gpumem(*SAVE_THREE)
+    budget = "--gpumem-budget=5 ms"
+    gpumem(*SAVE_THREE, budget)
     for size in ("SMALL", "NEXT", "MIDDLE", "LARGE"):
         monkeypatch.setenv(f"SLOWER_{size}", "0.993")
-    gpumem("--benchmark-json=out.json").assert_outcomes(passed=4)
+    gpumem("--benchmark-json=out.json", budget).assert_outcomes(passed=4)
     assert set(verdicts(four_sizes).values()) == {("UNDECIDED", "noisy")}
     reason = rows_in(four_sizes.path)[0]["verdict"]["reason"]
     assert "the other rows changed by -0.6" in reason
