@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,24 +341,26 @@ def test_a_worker_that_cannot_start_ends_the_session(by_variable: Run) -> None:
 
 
 @pytest.fixture
-def other_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def other_machine(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Iterator[str]:
     """A worker's specification for pytest-xdist: a machine that ssh reaches, which is this one."""
     pytest.importorskip("asyncssh", reason="asyncssh is of the extra dev")
     if shutil.which("ssh") is None:
         pytest.skip("no ssh")
     with ssh_server.running(tmp_path_factory.mktemp("ssh"), {"THERE": "yes"}) as arguments:
-        yield f"ssh={arguments}//python={sys.executable}"
+        yield f"ssh={arguments}//python={programs / 'python'}"
 
 
 def test_workers_on_another_machine_take_turns_on_its_gpus(
     pytester: pytest.Pytester, seen: Seen, other_machine: str
 ) -> None:
-    """Three workers of a machine with two GPUs, and one of this machine: the rows are those of a session without workers."""
+    """Three workers of a machine with two GPUs, and one of this machine: the rows are those of a session without workers,
+    which they are compared with."""
     seen.write(MEASURED)
-    seen.run("--benchmark-json=one.json").assert_outcomes(passed=4)
+    seen.run("--gpumem-save", "--benchmark-json=one.json").assert_outcomes(passed=4)
     seen.forget()
     there = f"3*{other_machine}//chdir={pytester.path}"
-    result = seen.run("--dist", "each", "--tx", there, "--tx", "popen", "--benchmark-json=out.json")
+    workers = ("--dist", "each", "--tx", there, "--tx", "popen")
+    result = seen.run(*workers, "--gpumem-max-regression=50%", "--benchmark-json=out.json")
     result.assert_outcomes(passed=16)
     by_worker = {worker: (visible, mine) for _, worker, visible, mine in seen.lines()}
     assert by_worker == {
@@ -370,19 +371,7 @@ def test_workers_on_another_machine_take_turns_on_its_gpus(
     }
     one, out = (rows_in(pytester.path, name) for name in ("one.json", "out.json"))
     assert sorted(row["nodeid"] for row in one) == sorted(row["nodeid"] for row in out)
-
-
-def test_workers_on_another_machine_compare_with_the_baseline(
-    pytester: pytest.Pytester, seen: Seen, other_machine: str
-) -> None:
-    seen.write(MEASURED)
-    seen.run("--gpumem-save").assert_outcomes(passed=4)
-    workers = ("--dist", "load", "--tx", f"2*{other_machine}//chdir={pytester.path}")
-    seen.run(*workers, "--gpumem-max-regression=50%", "--benchmark-json=out.json").assert_outcomes(
-        passed=4
-    )
-    rows = rows_in(pytester.path)
-    assert {row["verdict"]["comparison"]["processes"] for row in rows} == {1}
+    assert {row["verdict"]["comparison"]["processes"] for row in out} == {1}
 
 
 def test_the_recipe_for_another_machine_leaves_nothing_in_the_project(
