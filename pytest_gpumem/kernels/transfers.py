@@ -27,7 +27,7 @@ def _no_shape(_facts: DeviceFacts, _call: Call) -> LaunchShape:
 
 
 def _elementwise_cycles(call: Call) -> float:
-    """Two products and a difference a round, none of them fused; half as many of 8 bytes."""
+    """Two products and a difference a round, none fused; half as many of 8 bytes."""
     x = call.arrays["x"]
     return x.size * int(call.scalars["rounds"]) * 3 / (_LANES * 4 / x.itemsize)
 
@@ -35,15 +35,16 @@ def _elementwise_cycles(call: Call) -> float:
 def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
     rate, unity = calls.element(3.75, result), calls.element(1, result)
+    subtract = calls.module_of(result).subtract
     for _ in range(int(scalars["rounds"])):
-        rest = calls.module_of(result).subtract(unity, result)
+        rest = subtract(unity, result)
         result *= rate
         result *= rest
     return {"x": result}
 
 
 def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    """As many blocks as run at once: every pass goes through the whole array before the next."""
+    """As many blocks as run at once: a pass goes through the whole array before the next."""
     blocks = calls.ceil_div(call.arrays["y"].size, _THREADS)
     return calls.grid(call, min(_BLOCKS_PER_SM * facts.sm_count, blocks), _THREADS)
 
@@ -58,7 +59,7 @@ def _reread_accesses(call: Call) -> tuple[Access, ...]:
 
 
 def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    # The first part alone: what follows it lies far behind, beyond the end of arrays that are cut.
+    # The first part alone: what follows lies beyond the end of arrays that are cut.
     return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
 
 

@@ -16,7 +16,7 @@ nvrtc = pytest.importorskip(
     "cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine"
 )
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_120")
 KERNELS = tuple(CATALOGUE.values())
 SOURCES = sorted({k.source for k in KERNELS if k.source})
 

@@ -73,7 +73,15 @@ def test_no_outcome_changes_and_the_feature_is_named_once(
     assert text.count("raised by mistake, and what it was to judge is UNDECIDED") == 1
     error = "Unsupported" if when == "skips" else "ZeroDivisionError"
     assert f"{method}: {error}: of nothing" in text
-    strict = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-strict", "test_b.py")
+
+
+@pytest.mark.parametrize(("module", "feature", "method", "when"), BROKEN[1:4])
+def test_a_strict_session_has_no_verdict(
+    pytester: pytest.Pytester, module: str, feature: str, method: str, when: str
+) -> None:
+    pytester.makeconftest(BREAKS.format(module=module, feature=feature, method=method, when=when))
+    pytester.makepyfile(TESTS)
+    strict = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-strict")
     strict.assert_outcomes(passed=2)
     assert strict.ret == Exit.NO_VERDICT
     assert not [line for line in strict.outlines if line.startswith("red")]

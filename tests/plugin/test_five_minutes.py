@@ -16,7 +16,7 @@ def test_a_slow_down_of_an_own_kernel_is_found_with_the_readme_alone(
 ) -> None:
     blocks = dict(STEP.findall(README.read_text(encoding="utf-8")))
     (tmp_path / "test_scale.py").write_text(blocks["test_scale.py"], encoding="utf-8")
-    own = {"GPUMEM_DEVICE": "sim", "GPUMEM_BUDGET": "50 ms"}
+    own = {"GPUMEM_DEVICE": "sim", "GPUMEM_BUDGET": "5 ms"}
     own["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
     lines = [line for name in ("save", "slow down") for line in blocks[name].splitlines()]
     for line in lines:
