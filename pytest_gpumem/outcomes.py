@@ -1,4 +1,4 @@
-"""Outcomes of a verdict, their colours, and exit codes of pytest --gpumem and of the commands."""
+"""Outcomes of a verdict, and exit codes of pytest --gpumem and of the commands."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from enum import Enum, IntEnum
 
 
 class Outcome(str, Enum):
-    """The result of judging a measurement against its limits, if it has any."""
+    """The result of judging a measurement against its limits, if it has any.
 
-    PASS = "PASS"  # within every limit
+    What most needs a person comes first.
+    """
+
     FAIL = "FAIL"  # outside a limit beyond doubt, or wrong
-    UNDECIDED = "UNDECIDED"  # neither; `Verdict.code` names the reason
-    NEW = "NEW"  # the baseline has no row to compare with
+    UNDECIDED = "UNDECIDED"  # neither PASS nor FAIL; `Verdict.code` names the reason
     ACCEPTED = "ACCEPTED"  # outside a limit by an accepted change, and within all others
+    NEW = "NEW"  # the baseline has no row to compare with
+    PASS = "PASS"  # within every limit
     MEASURED = "MEASURED"  # no limit is set: nobody relies on it
 
     @property
     def rank(self) -> int:
         """Position in reports."""
-        return list(_STYLES).index(self)
-
-    @property
-    def style(self) -> str:
-        """Style of rich."""
-        return _STYLES[self]
+        return list(Outcome).index(self)
 
     @property
     def word(self) -> str:
@@ -35,17 +33,6 @@ class Outcome(str, Enum):
     def quiet(self) -> bool:
         """True if it needs nobody."""
         return self in (Outcome.PASS, Outcome.MEASURED)
-
-
-_STYLES = {
-    Outcome.FAIL: "bold red",
-    Outcome.UNDECIDED: "yellow",
-    Outcome.ACCEPTED: "magenta",
-    Outcome.NEW: "cyan",
-    Outcome.PASS: "green",
-    Outcome.MEASURED: "dim",
-}
-"""What most needs a person comes first."""
 
 
 class Code(str, Enum):

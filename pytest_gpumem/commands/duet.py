@@ -37,7 +37,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.row import describe
-from pytest_gpumem.reporting.terminal import name_and_driver
+from pytest_gpumem.reporting.terminal import STYLES, name_and_driver
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.runs.duet import Duet
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
@@ -258,7 +258,7 @@ def _table(rows: Sequence[DuetRow], width: int, colour: bool, simulated: str) ->
                 figures.append(change(end) if math.isfinite(end) else "")
             figures.append(str(len(row.pairs.log_ratios)))
         outcome = row.outcome or Outcome.UNDECIDED
-        verdict = Text(f"{outcome.value}{simulated}", outcome.style)
+        verdict = Text(f"{outcome.value}{simulated}", STYLES[outcome])
         lines.append((printable(row.key), figures, verdict))
     return table_of_tests(HEADINGS, lines, width, colour)
 

@@ -48,8 +48,8 @@ from pytest_gpumem.reporting.conclusion import (
     failing_rows,
     renamed,
 )
-from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.github import summarise, workflow_commands
+from pytest_gpumem.reporting.output_formats import figures
 from pytest_gpumem.reporting.terminal import counts_text, name_and_driver
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, rounded_duration

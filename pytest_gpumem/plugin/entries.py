@@ -217,7 +217,7 @@ class BenchmarkFiles:
             # Since then the row may have been judged again.
             row = by_name.get((gpumem["range"], gpumem.get("label", "")))
             if row is not None:
-                from pytest_gpumem.reporting.exports import figures
+                from pytest_gpumem.reporting.output_formats import figures
 
                 gpumem.update(figures(row, session.facts))
         output_json["gpumem"] = document(

@@ -26,7 +26,7 @@ from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Difference, LimitResult, Row
 from pytest_gpumem.reporting.details import failure_text
-from pytest_gpumem.reporting.exports import figures, properties
+from pytest_gpumem.reporting.output_formats import figures, properties
 from pytest_gpumem.settings import both_limits
 
 if TYPE_CHECKING:

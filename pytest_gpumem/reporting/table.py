@@ -14,7 +14,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.row import RowView, attention, headings_of, views
-from pytest_gpumem.reporting.terminal import counts_text
+from pytest_gpumem.reporting.terminal import STYLES, counts_text
 
 MOST = 40  # rows that a table has without -v: what needs a look, then the others as they ran
 LARGEST = 3  # lines that the totals of waits name
@@ -63,7 +63,7 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
     lines = []
     for view in shown:
         sim = " (sim)" if view.simulated else ""
-        verdict = Text(view.verdict + sim, style=view.outcome.style)
+        verdict = Text(view.verdict + sim, style=STYLES[view.outcome])
         lines.append((view.name, view.texts(headings), verdict))
     return table_of_tests(headings, lines, width, colour)
 

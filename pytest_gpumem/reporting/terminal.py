@@ -1,4 +1,4 @@
-"""A session in a terminal: header, counts, what was not judged. Colours: `Outcome.style`."""
+"""A session in a terminal: header, counts, what was not judged; and the colours."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ from pytest_gpumem.records.row import (
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
 
+STYLES: Mapping[Outcome, str] = {
+    Outcome.FAIL: "bold red",
+    Outcome.UNDECIDED: "yellow",
+    Outcome.ACCEPTED: "magenta",
+    Outcome.NEW: "cyan",
+    Outcome.PASS: "green",
+    Outcome.MEASURED: "dim",
+}
+"""Colours, as rich names them."""
 MOST = 20  # lost measurements that are listed; the results have all
 
 

@@ -17,7 +17,7 @@ from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, what_ran
 from pytest_gpumem.reporting.conclusion import Run
-from pytest_gpumem.reporting.exports import as_csv, as_json
+from pytest_gpumem.reporting.output_formats import as_csv, as_json
 
 MakeRow = Callable[..., Row]
 
