@@ -64,13 +64,13 @@ class Baseline:
         """
         days = self._days(row, figure)
         reference, later = days[:DAYS], days[DAYS:]
-        if len(reference) < DAYS or reference[-1][0].process.utc.date() == today:
+        if len(reference) < DAYS or reference[-1][0].file.utc.date() == today:
             return True
         if _limits_of_test(row) != _limits_of_test(days[-1][-1]):
             return True
         if gained(reference, [[row]] * SUCCESSIVE, figure):
             return True
-        before = [day for day in later if day[0].process.utc.date() < today]
+        before = [day for day in later if day[0].file.utc.date() < today]
         return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE, figure)
 
     def measured_differently(self, row: Row) -> bool:
@@ -118,7 +118,7 @@ class Baseline:
             by_date: dict[date, list[PastRow]] = {}
             for run in self._saved(row.key, figure):
                 if _saved_identity(run, figure) == identity:
-                    by_date.setdefault(run.process.utc.date(), []).append(run)
+                    by_date.setdefault(run.file.utc.date(), []).append(run)
             self._known[key] = _from_last_gain(list(by_date.values()), figure)
         return self._known[key]
 
@@ -131,10 +131,10 @@ class Baseline:
         """Return the runs of a row in its mode, oldest first, for a plot."""
         points = []
         for run in self.saved(row):
-            then, process = run.measurement, run.process
+            then, file = run.measurement, run.file
             if then is None or row.measurement is None or then.mode != row.measurement.mode:
                 continue
-            points.append(Past(process.utc, then.latency, then.half_width, process.revision))
+            points.append(Past(file.utc, then.latency, then.half_width, file.revision))
         return tuple(points)
 
     def expected(self, mode: str) -> dict[str, PastRow]:
@@ -142,7 +142,7 @@ class Baseline:
         expected = {}
         for key in self.rows:
             runs = self._saved(key, "time")
-            modes = {run.process.mode for run in runs}
+            modes = {run.file.mode for run in runs}
             if runs and (None in modes or mode in modes):
                 expected[key] = runs[-1]
         return expected
@@ -154,7 +154,7 @@ def assemble(runs: Iterable[SavedRun], device: DeviceFacts, acceptances: Accepta
     for run in sorted(runs, key=lambda run: (run.utc, run.id)):
         processes += run.processes
         for row in run.rows:
-            rows.setdefault(row.key, []).append(PastRow(**asdict(row), process=run))
+            rows.setdefault(row.key, []).append(PastRow(**asdict(row), file=run))
     by_key = {key: tuple(of_row) for key, of_row in rows.items()}
     return Baseline(device, acceptances, by_key, processes)
 
@@ -162,31 +162,27 @@ def assemble(runs: Iterable[SavedRun], device: DeviceFacts, acceptances: Accepta
 # Identity
 
 
-def _settings(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
-    if figure == "memory":
-        assert row.footprint is not None
-        # Else of libraries alone.
-        return {"the driver's allocations watched": row.footprint.driver_watched}
-    measurement = row.measurement
-    assert measurement is not None
-    moved = measurement.moved_bytes
-    return {
-        "mode": measurement.mode,
-        "sampler": measurement.sampler,
-        "window": measurement.window or "none",
-        "declared bytes": None if moved is None else moved.total,
-    }
-
-
 def _identity(
     row: Row | SavedRow, figure: Figure, device: DeviceFacts, accepted: str
 ) -> dict[str, Any]:
-    settings = _settings(row, figure)
-    return {**settings, "driver": device.driver, "CUDA": device.cuda, ACCEPTED: accepted}
+    identity: dict[str, Any] = {}
+    if figure == "memory":
+        assert row.footprint is not None
+        # Else of libraries alone.
+        identity["the driver's allocations watched"] = row.footprint.driver_watched
+    else:
+        measurement = row.measurement
+        assert measurement is not None
+        moved = measurement.moved_bytes
+        identity["mode"] = measurement.mode
+        identity["sampler"] = measurement.sampler
+        identity["window"] = measurement.window or "none"
+        identity["declared bytes"] = None if moved is None else moved.total
+    return {**identity, "driver": device.driver, "CUDA": device.cuda, ACCEPTED: accepted}
 
 
 def _saved_identity(run: PastRow, figure: Figure) -> dict[str, Any]:
-    return _identity(run, figure, run.process.device, run.accepted(figure))
+    return _identity(run, figure, run.file.device, run.accepted(figure))
 
 
 def _change(was: object, now: object) -> str:
@@ -239,7 +235,7 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
         assert run.measurement is not None
         measured.append(run.measurement)
     logs = iter(corrected_logs(measured))  # all at the same launch overhead
-    whole = Reference([(run.process.utc.date(), next(logs)) for run in saved])
+    whole = Reference([(run.file.utc.date(), next(logs)) for run in saved])
     means = []
     for day in newest:
         of_day: list[float] = []

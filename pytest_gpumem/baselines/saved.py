@@ -34,6 +34,7 @@ from pytest_gpumem.units import QuantityError
 
 LAYOUT = 4  # version of the layout
 _REMEDY = "restore the file from a copy, or delete it"
+_fields = cache(fields)  # of a kind of record
 
 
 class SavedRow(Record, frozen=True):
@@ -82,16 +83,16 @@ class SavedRun(Record, frozen=True, kw_only=True):
 
 
 class PastRow(SavedRow, frozen=True, kw_only=True):
-    """A saved row with the run that it belongs to."""
+    """A run of a row, with the file that holds it."""
 
-    process: SavedRun
+    file: SavedRun
 
 
 def times_of(runs: Iterable[PastRow]) -> list[tuple[date, Measurement]]:
     times = []
     for run in runs:
         if run.measurement is not None:
-            times.append((run.process.utc.date(), run.measurement))
+            times.append((run.file.utc.date(), run.measurement))
     return times
 
 
@@ -105,7 +106,7 @@ def reduced(measurement: Measurement) -> Measurement:
     return replace(measurement, placements=placements, sampler_reason="", notes=())
 
 
-def written(run: SavedRun) -> str:
+def file_text(run: SavedRun) -> str:
     """Return the text of a file, with a row a line for diffs."""
     run = replace(run, written_by=f"pytest-gpumem {version('pytest-gpumem')}")
     content = _plain(run)
@@ -127,7 +128,7 @@ def digest(content: object) -> str:
 
 
 def read(text: bytes) -> SavedRun:
-    """Read what `written` wrote. Raises `FileError`: it is something else, or was changed."""
+    """Return the run of a `file_text`. Raises `FileError`: of another text, or a changed one."""
     try:
         file = parsed(text)
     except FileError as error:
@@ -145,7 +146,7 @@ def read(text: bytes) -> SavedRun:
     if sha256 != file["sha256"]:
         why = "its content does not fit its sha256: it was edited by hand, or is damaged"
         raise FileError(f"{why}; {_REMEDY}")
-    # The text is as it was written: what does not fit now comes from another version.
+    # Nobody edited the file, so a content that does not fit is that of another version.
     try:
         return _checked(converted(content, SavedRun, "$.content"))
     except (FileError, RecursionError) as error:
@@ -153,7 +154,7 @@ def read(text: bytes) -> SavedRun:
 
 
 def _checked(run: SavedRun) -> SavedRun:
-    """Return a run in UTC. Raises `FileError`."""
+    """Check keys and limits, and return the run in UTC. Raises `FileError`."""
     try:
         run = replace(run, utc=run.utc.astimezone(timezone.utc))
     except OverflowError:
@@ -180,23 +181,14 @@ def _plain(value: Any) -> Any:
     """Return JSON values, without the fields that have their default."""
     if isinstance(value, msgspec.Struct):
         plain = {}
-        for name, encoded, default in _fields(type(value)):
-            item = getattr(value, name)
+        for field in _fields(type(value)):
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            item = getattr(value, field.name)
             if item != default:
-                plain[encoded] = _plain(item)
+                plain[field.encode_name] = _plain(item)
         return plain
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return msgspec.to_builtins(value)
-
-
-@cache
-def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
-    """Return name, name in JSON and default of each field."""
-    known = []
-    for field in fields(kind):
-        default = field.default
-        if field.default_factory is not msgspec.NODEFAULT:
-            default = field.default_factory()
-        known.append((field.name, field.encode_name, default))
-    return known

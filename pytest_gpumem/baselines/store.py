@@ -20,7 +20,7 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline, assemble
-from pytest_gpumem.baselines.saved import SavedRow, SavedRun, read, reduced, written
+from pytest_gpumem.baselines.saved import SavedRow, SavedRun, file_text, read, reduced
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import Code, Outcome, UserError
@@ -138,7 +138,7 @@ class Store:
         name = f"{run.utc:%Y%m%dT%H%M%SZ}-{revision or 'unknown'}-{run.id}.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / name, written(run))
+            write_whole(self.folder / name, file_text(run))
         except OSError as error:
             why = error.strerror or error
             raise UserError(f"{self.folder}: cannot write the run: {why}") from None

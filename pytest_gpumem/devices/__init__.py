@@ -1,1 +1,1 @@
-"""Devices behind one small protocol; `opening` is the only door."""
+"""CUDA and simulated devices behind one protocol; `opening` opens them."""

@@ -20,8 +20,7 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
-SHOWN = 5  # lines at which the host waits that a text names
-ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
+SHOWN = 5  # most lines of waits that a text names
 
 
 def comparable(footprint: Footprint, other: Footprint) -> bool:
@@ -49,14 +48,13 @@ def judge_footprint(
     limits: Limits,
     past: Sequence[Footprint],
     no_history: str | None = None,
-    of: str = "the baseline",
     *,
     fixtures_alone: bool = False,
 ) -> Iterator[LimitResult]:
-    """Yield a finding for each limit that is set; none at the test's end before it ended.
+    """Yield a finding for each limit that is set. Limits on a test's end wait until it has ended.
 
-    `past`: of the saved runs of the row; `of` has them in words.
-    `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
+    `past`: footprints of the row's saved runs. `no_history`: why there are none.
+    `fixtures_alone`: it is of a whole simulated test, which keeps nothing beyond its fixtures.
     """
     for name in OF_WATCHED:
         check = check_of(limits, name)
@@ -65,11 +63,11 @@ def judge_footprint(
         if name != MAX_WAITS:
             yield _judge_bytes(check, footprint, past, no_history, fixtures_alone)
         elif footprint.waits is not None:
-            yield judge_waits(check, footprint.waits, past, no_history, of)
+            yield judge_waits(check, footprint.waits, past, no_history, "the baseline")
 
 
 def judge_waits(
-    check: Check, waits: Waits, past: Sequence[Footprint], no_history: str | None, of: str
+    check: Check, waits: Waits, past: Sequence[Footprint], no_history: str | None, past_name: str
 ) -> LimitResult:
     if waits.not_read is not None:
         return check.not_judged(waits.not_read, Code.NOT_READ)
@@ -81,8 +79,8 @@ def judge_waits(
         if run.waits is not None and run.waits.not_read is None:
             counts.append(run.waits.count)
     if counts and check.written == BASE:
-        figure += f", {counted(max(counts), 'time')} in {of}"
-    why_new = no_history or f"no run of {of} read waits"
+        figure += f", {counted(max(counts), 'time')} in {past_name}"
+    why_new = no_history or f"no run of {past_name} read waits"
     return check.of_count(waits.count, figure, counts, why_new)
 
 
@@ -90,8 +88,10 @@ def waits_text(waits: Waits) -> str:
     lines = []
     for line in waits.lines[:SHOWN]:
         lines.append(f"{place_of(line)} {line.count} x {line.call}")
-    more = len(waits.lines) - SHOWN
-    return ", ".join(lines) + (f" and {more} more" if more > 0 else "")
+    text = ", ".join(lines)
+    if len(waits.lines) > SHOWN:
+        text += f" and {len(waits.lines) - SHOWN} more"
+    return text
 
 
 def place_of(line: WaitLine) -> str:
@@ -108,23 +108,27 @@ def _judge_bytes(
     no_history: str | None,
     fixtures_alone: bool,
 ) -> LimitResult:
-    finding = _of_bytes(check, footprint, past, no_history)
+    """Judge what was seen; a PASS must also hold for what was not."""
+    finding = _judge_seen(check, footprint, past, no_history)
+    # A FAIL stays: unseen bytes add to seen ones.
     if not footprint.watched and finding.outcome is not Outcome.FAIL:
         why = "; ".join(footprint.not_watched) or "nothing was watched"
         return check.not_judged(why, Code.NOT_READ)
     at_the_end = check.name in AT_THE_END
     if fixtures_alone and at_the_end and not footprint.kept:
-        return check.not_judged(ENDS_WITH_FIXTURES, Code.NOT_READ)
+        why = "a simulated device has only the buffers of fixtures, which end with them"
+        return check.not_judged(why, Code.NOT_READ)
     if finding.outcome is not Outcome.PASS:
         return finding
     unseen = ""
     if footprint.bound:
         unseen = f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken"
     elif not footprint.driver_watched and (footprint.bound is None or not at_the_end):
+        # A bound of 0: nothing else is kept, but the peak may have been higher.
         unseen = "memory that the driver gave and got back meanwhile was not seen"
     elif footprint.peak_bound is not None and not at_the_end:
         highest = replace(footprint, peak=footprint.peak_bound)
-        if _of_bytes(check, highest, past, no_history).outcome is not Outcome.PASS:
+        if _judge_seen(check, highest, past, no_history).outcome is not Outcome.PASS:
             unseen = f"the peak is at most {short_bytes(footprint.peak_bound)}"
     if unseen:
         unseen += f"; {'; '.join(footprint.not_watched)}"
@@ -132,49 +136,48 @@ def _judge_bytes(
     return finding
 
 
-def _of_bytes(
+def _judge_seen(
     check: Check, footprint: Footprint, past: Sequence[Footprint], no_history: str | None
 ) -> LimitResult:
     if check.name == "max_peak_regression":
-        return _growth(check, footprint, past, no_history)
+        return _judge_growth(check, footprint, past, no_history)
     if check.name == "max_peak":
         nbytes = max(peaks_of(footprint))
         figure = f"a peak of {short_bytes(nbytes)}"
     else:
         nbytes = max(footprint.kept, *footprint.further_kept, 0)
         figure = f"{short_bytes(nbytes)} kept"
-        beside = sum(use.allowed for use in footprint.uses)
-        if beside:
-            figure += f", beside {short_bytes(beside)} that allow_kept names"
+        allowed = sum(use.allowed for use in footprint.uses)
+        if allowed:
+            figure += f", beside {short_bytes(allowed)} that allow_kept names"
     return check.at_most(nbytes, parse_bytes(check.written), figure, Code.TOO_MUCH_MEMORY)
 
 
-def _growth(
+def _judge_growth(
     check: Check, footprint: Footprint, past: Sequence[Footprint], no_history: str | None
 ) -> LimitResult:
-    watched, alike = False, []
-    for run in past:
-        if run.watched:  # the others have waits alone
-            watched = True
-            if comparable(footprint, run):
-                alike.append(run)
-    if watched and not alike:
+    past = [run for run in past if run.watched]  # the others have waits alone
+    runs = [run for run in past if comparable(footprint, run)]
+    if past and not runs:
         return check.measured_differently("the driver's allocations are watched on a single side")
-    if not alike:
+    if not runs:
         return check.new(no_history or "the baseline holds no such row")
     saved: list[int] = []
-    for run in alike:
+    for run in runs:
         saved += peaks_of(run)
-    peak, greatest = median_low(peaks_of(footprint)), max(saved)
-    growth = f"{'+' if peak >= greatest else ''}{short_bytes(peak - greatest)}"
+    peak, least, greatest = median_low(peaks_of(footprint)), min(saved), max(saved)
+    growth = short_bytes(peak - greatest)
+    if peak >= greatest:
+        growth = f"+{growth}"
     if greatest:
         growth += f", {format_share(peak / greatest - 1, sign=True)}"
     peak_text, greatest_text = sizes(peak, greatest)
-    of = counted(len(alike), "saved run")
-    figure = f"a peak of {peak_text} against {greatest_text} of {of} ({growth})"
+    runs_text = counted(len(runs), "saved run")
+    figure = f"a peak of {peak_text} against {greatest_text} of {runs_text} ({growth})"
     most = parse_growth(check.written).most(greatest)
-    if peak > most and min(saved) < greatest:
-        low, high = short_bytes(min(saved)), short_bytes(greatest)
-        figure += f"; unchanged code varies between {low} and {high}"
+    if peak > most and least < greatest:
+        figure += (
+            f"; unchanged code varies between {short_bytes(least)} and {short_bytes(greatest)}"
+        )
         return check.finding(Outcome.UNDECIDED, f"{check.needs_duet}: {figure}", Code.NOISY)
     return check.at_most(peak, most, figure, Code.TOO_MUCH_MEMORY)

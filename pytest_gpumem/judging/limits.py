@@ -237,11 +237,10 @@ def absolute(
     siblings: Mapping[str, Measurement] | None = None,
     past: Sequence[Measurement] = (),
     names: Collection[str] = JUDGED,
-    of: str = "the baseline",
 ) -> Iterator[LimitResult]:
     """Yield a finding for each limit that is set and among `names`.
 
-    `past`: what counts limited by "base" are compared with; `of` has it in words.
+    `past`: saved runs, which counts limited by "base" are compared with.
     """
     for name in names:
         check = check_of(limits, name)
@@ -257,7 +256,7 @@ def absolute(
         elif name == "faster_than":
             finding = _faster_than(check, measurement, siblings or {})
         else:
-            finding = judge_count(check, measurement, past, of)
+            finding = judge_count(check, measurement, past, "the baseline")
         if finding is not None:
             yield finding
 

@@ -20,7 +20,7 @@ from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Para
 from pytest_gpumem.records.device import DeviceFacts
 
 NODE_BYTES = 64
-"""Bytes of a node: two to a cache line, four sectors apart from no other node's index."""
+"""Bytes of a node. Two fill a cache line, and no two indices share a sector."""
 
 _WORDS = NODE_BYTES // 4
 
@@ -34,18 +34,24 @@ def _nodes(call: Call) -> int:
 
 
 def _accesses(*of_out: Direction, **traits: bool) -> Accesses:
-    """Return the accesses of a walk. `of_out`: what it does with the index of the node reached."""
+    """Return the accesses of a walk. `of_out`: directions of its accesses to `out`."""
 
     def accesses(call: Call) -> tuple[Access, ...]:
-        # A 4-byte index a node, each in another sector: a walk occupies eight times its footprint.
         steps = _steps(call)
-        nodes = min(steps, _nodes(call))
-        sectors = SECTORS_SCATTERED
-        traits["dependent"] = True
         walk = touch(
-            "nodes", "read", call, elements=nodes, requests=steps, sectors=sectors, **traits
+            "nodes",
+            "read",
+            call,
+            elements=min(steps, _nodes(call)),
+            requests=steps,
+            sectors=SECTORS_SCATTERED,
+            dependent=True,
+            **traits,
         )
-        return (walk, *(touch("out", direction, call) for direction in of_out))
+        touched = [walk]
+        for direction in of_out:
+            touched.append(touch("out", direction, call))
+        return tuple(touched)
 
     return accesses
 
@@ -73,9 +79,9 @@ def _starts_inside(call: Call) -> str | None:
 def _reached(nodes: Any, node: int, steps: int) -> int:
     """Return the node reached, by squaring the map from node to next node: log2(steps) gathers."""
     jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
-    if int(jump.min()) < 0 or int(jump.max()) >= jump.size:
-        indices = f"indices from {int(jump.min())} to {int(jump.max())}"
-        raise ValueError(f"nodes hold no cycle: {indices}, {jump.size} nodes")
+    low, high = int(jump.min()), int(jump.max())
+    if low < 0 or high >= jump.size:
+        raise ValueError(f"nodes hold no cycle: indices from {low} to {high}, {jump.size} nodes")
     while steps:
         if steps & 1:
             node = int(jump[node])
@@ -92,7 +98,7 @@ def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
 
 def _onward_reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     nodes, out = arrays["nodes"], arrays["out"]
-    start = (int(out[0]) & 0xFFFFFFFF) % (nodes.size // _WORDS)
+    start = (int(out[0]) & 0xFFFFFFFF) % (nodes.size // _WORDS)  # the kernel reads it as unsigned
     return {"out": filled_like(out, _reached(nodes, start, int(scalars["steps"])))}
 
 

@@ -11,7 +11,7 @@ from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 256
 _BLOCKS_PER_SM = 8
-_LANES = 128
+_OPERATIONS = 128
 """Single-precision operations of an SM in a cycle (CUDA C++ Programming Guide, Arithmetic
 Instructions, 8.6 and 9.0)."""
 
@@ -27,20 +27,22 @@ def _no_shape(_facts: DeviceFacts, _call: Call) -> LaunchShape:
 
 
 def _elementwise_cycles(call: Call) -> float:
-    """Two products and a difference a round, none fused; half as many of 8 bytes."""
+    """None are fused. An SM runs half as many on 8 bytes."""
     x = call.arrays["x"]
-    return x.size * int(call.scalars["rounds"]) * 3 / (_LANES * 4 / x.itemsize)
+    operations = 3 * x.size * int(call.scalars["rounds"])
+    return operations / (_OPERATIONS * 4 / x.itemsize)
 
 
 def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    result = arrays["x"].copy()
-    rate, unity = calls.element(3.75, result), calls.element(1, result)
-    subtract = calls.module_of(result).subtract
+    # x = 3.75 x (1 - x), in the kernel's order: equal to the last bit.
+    x = arrays["x"].copy()
+    factor, unity = calls.element(3.75, x), calls.element(1, x)
+    subtract = calls.module_of(x).subtract
     for _ in range(int(scalars["rounds"])):
-        rest = subtract(unity, result)
-        result *= rate
-        result *= rest
-    return {"x": result}
+        complement = subtract(unity, x)
+        x *= factor
+        x *= complement
+    return {"x": x}
 
 
 def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
@@ -59,7 +61,7 @@ def _reread_accesses(call: Call) -> tuple[Access, ...]:
 
 
 def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    # The first part alone: what follows lies beyond the end of arrays that are cut.
+    # The first elements of y alone: a simulated device lacks the end of x, which the others need.
     return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
 
 

@@ -38,9 +38,9 @@ def explain(
     environment: Mapping[str, str],
     echo: Callable[[str], object],
 ) -> Explanation:
-    """Count each side of a test once under Nsight Compute, or under Nsight Systems where counters
-    may not be read, and run each once more for what it ran. `base` is a git revision, head the
-    working tree. Raises `UserError`; `NoAnswer`: nothing could be counted."""
+    """Run each side of a test under Nsight Compute, or under Nsight Systems where counters may not
+    be read, and once more for what it ran. `base` is a git revision, head the working tree. Raises
+    `UserError`; `NoAnswer`: nothing could be counted."""
     device = tools.check(arguments, environment)
     tools.find(tools.NCU, environment)
     try:
@@ -63,13 +63,13 @@ def explain(
             explanation.ran = ran_differently(sides, test, arguments, environment)
         except UserError as error:
             explanation.notes.append(f"what ran is not known: {error}")
-    (base_launches, base_code), (head_launches, head_code) = counts
-    for name, code in ((BASE, base_code), (HEAD, head_code)):
+    kernels = []
+    for name, (launches, code) in zip(sides, counts, strict=True):
+        kernels.append(ncu.kernels_of(launches))
         if code:
             explanation.failed = True
             explanation.notes.append(f"{name}: pytest ended with exit code {code}")
-    kernels = ncu.kernels_of(base_launches), ncu.kernels_of(head_launches)
-    explanation.counters = compare(*kernels, counters)
+    explanation.counters = compare(kernels[0], kernels[1], counters)
     return explanation
 
 
@@ -85,11 +85,12 @@ def _count(
     counts = []
     head = sides[HEAD]
     for name, side in sides.items():
-        words = [moved_word(word, side, head) for word in arguments]
-        selected = [moved_word(test, side, head)]
-        command = pytest_command(words, tests=selected, python=side.python)
-        other = head if side is sides[BASE] else sides[BASE]
-        variables = environment_of(side, [other], for_a_part(environment))
+        # Paths in the working tree become those of the side, which must not import the other's.
+        side_arguments = [moved_word(word, side, head) for word in arguments]
+        tests = [moved_word(test, side, head)]
+        command = pytest_command(side_arguments, tests=tests, python=side.python)
+        others = [other for other in sides.values() if other is not side]
+        variables = environment_of(side, others, for_a_part(environment))
         echo(f"gpumem: {name} ({side.title})")
         try:
             counts.append(under_tool(command, variables, echo, folder=side.folder))
@@ -107,8 +108,9 @@ def compare(
     before = {(kernel.place, kernel.name): kernel for kernel in base}
     after = {(kernel.place, kernel.name): kernel for kernel in head}
     lines: dict[str, list[str]] = {}
-    for place, name in {**before, **after}:
-        was, now = before.get((place, name)), after.get((place, name))
+    for key in dict.fromkeys([*before, *after]):
+        place, name = key
+        was, now = before.get(key), after.get(key)
         if was is None:
             texts = ["only in head"]
         elif now is None:
@@ -131,7 +133,7 @@ def _differences(
         if was is None or now is None or abs(now - was) <= MARGIN * abs(was):
             continue
         before, after = counter.text(was), counter.text(now)
-        # Two rates near zero differ by much, and say the same.
+        # Near zero, a change by a large share may not show.
         if before != after:
             texts.append(f"{counter.title} {before} → {after}")
     return texts

@@ -231,7 +231,7 @@ def _baseline(gpu: GpuSession) -> str:
         if not gpu.settings.save:
             why += "; --gpumem-save --gpumem-processes 3 makes one"
         return why
-    newest = max((runs[-1].process for runs in baseline.rows.values()), key=lambda run: run.utc)
+    newest = max((runs[-1].file for runs in baseline.rows.values()), key=lambda run: run.utc)
     commit, dash, dirty = (newest.revision or "unknown").partition("-")
     line = f"{counted(baseline.processes, 'process')} in {shown}, the newest of {commit[:10]}"
     line += dash + dirty

@@ -39,7 +39,7 @@ class RepeatFeature(Feature):
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
         runs = not session.config.option.collectonly and not session.testsfailed
-        # Each fixture of ours depends on `request`, by which a test could also get one.
+        # Our fixtures depend on `request`, and `request.getfixturevalue` gives them.
         if runs and any(uses(item, "request") for item in session.items):
             try:
                 self._run_processes()
@@ -51,9 +51,9 @@ class RepeatFeature(Feature):
 
     def _run_processes(self) -> None:
         """Run the further processes, which save and compare nothing."""
-        gpu, config = self._session, self._session.config
+        session, config = self._session, self._session.config
         arguments = [str(argument) for argument in config.invocation_params.args]
-        total = gpu.settings.total_budget
+        total = session.settings.total_budget
         if total is not None:
             arguments.append(f"--gpumem-budget={total / self._count!r} s total")
         folder = config.invocation_params.dir
@@ -62,7 +62,7 @@ class RepeatFeature(Feature):
             {HEAD: side},
             arguments,
             {**os.environ, FURTHER_PROCESS: "1"},
-            evidence=gpu.evidence,  # tells apart the bytes of arguments that differ by process
+            evidence=session.evidence,  # what launches ran: some arguments vary by process
             say=self._say,
         )
         with contextlib.closing(processes):
@@ -70,10 +70,10 @@ class RepeatFeature(Feature):
                 self._announce()
                 name = f"process {number} of {self._count} of --gpumem-processes"
                 process = processes.run(HEAD, name=name)
-                device, key = process.device, gpu.facts.key
+                device, key = process.device, session.facts.key
                 if device is not None and device.key != key:
                     raise UserError(f"{name} measured on {device.key}, this one is on {key}")
-                gpu.further.append(process)
+                session.further.append(process)
         self._announce()
 
     def _announce(self) -> None:
@@ -89,20 +89,18 @@ class RepeatFeature(Feature):
             reporter.write_line(f"gpumem: {sentence}")
 
 
-def failed_elsewhere(session: GpuSession) -> bool:
-    """Return True if a further process failed in a way that no test of this process reports.
-    The summary says how.
-    """
+def failures_elsewhere(session: GpuSession) -> bool:
+    """Remark on failures of further processes that no test of this process reports; return whether
+    there are any."""
     remarks = []
     for process in session.further:
-        for nodeid in process.texts:
+        for nodeid, text in process.texts.items():
             if nodeid not in session.rows.tests:
-                remarks.append(process.failure_of(nodeid))
+                remarks.append(f"{process.name}: {nodeid}\n{text}")
         if process.failed_as_a_whole:
             remarks.append(f"{process.name} failed as a whole: {process.failed_as_a_whole}")
         elif session.rows and not (process.rows or process.texts):
             remarks.append(f"{process.name} measured nothing")
     for remark in remarks:
-        if remark is not None:
-            session.remark(remark)
+        session.remark(remark)
     return bool(remarks)

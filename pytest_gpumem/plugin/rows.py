@@ -188,9 +188,9 @@ def judge_waiting(gpu: GpuSession) -> bool:
     strict = gpu.settings.strict
     failed = False
     if gpu.further:
-        from pytest_gpumem.plugin.repeating import failed_elsewhere
+        from pytest_gpumem.plugin.repeating import failures_elsewhere
 
-        failed = failed_elsewhere(gpu)
+        failed = failures_elsewhere(gpu)
     rows = list(gpu.rows)
     waiting = {row.key for row in rows if verdicts.waits(row)}
     gpu.rows.replace(verdicts.screened(rows, gpu.baseline, strict=strict, in_gate=gpu.in_gate))

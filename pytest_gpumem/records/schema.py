@@ -58,7 +58,7 @@ class Document(msgspec.Struct, frozen=True):
 def to_plain(record: object, path: str = "$") -> Any:
     """Return a record as plain values, without derived figures."""
     plain = msgspec.to_builtins(record)
-    from_plain(plain, type(record), path)
+    from_plain(plain, type(record), path)  # refuses what could not be read back
     return plain
 
 
@@ -83,10 +83,10 @@ def converted(value: object, kind: type[_T], path: str = "$") -> _T:
 
 def row_to_json(row: Row) -> dict[str, Any]:
     plain = _with_derived(row, "$")
-    if row.measurement is not None:
-        plain["measurement"] |= _derived(row.measurement, "$.measurement")
-    if row.footprint is not None:
-        plain["footprint"] |= _derived(row.footprint, "$.footprint")
+    for name in ("measurement", "footprint"):
+        record = getattr(row, name)
+        if record is not None:
+            plain[name] |= _derived(record, f"$.{name}")
     return plain
 
 
@@ -116,23 +116,23 @@ def document_from_json(value: Any, path: str = "$") -> Document:
     """Return the run that `document` wrote."""
     check_schema(value, SCHEMA, path)
     run = from_plain(value, Document, path)
-    written = {"simulated": value.get("simulated")}
+    claims = {"simulated": value.get("simulated")}
     for index, row in enumerate(run.rows):
-        written[f"rows[{index}].verdict.simulated"] = row.verdict.simulated
-    for name, simulated in written.items():
+        claims[f"rows[{index}].verdict.simulated"] = row.verdict.simulated
+    for name, simulated in claims.items():
         if simulated is not run.device.simulated:
             raise FileError(f"{path}.{name}: contradicts {path}.device.simulated")
     return run
 
 
-def check_schema(value: Any, reads: int, path: str = "$") -> None:
+def check_schema(value: Any, expected: int, path: str = "$") -> None:
     """Refuse a file with another version of its layout, or with none."""
     if not isinstance(value, dict):
         raise FileError(f"{path}: not a JSON object")
     version = value.get("schema")
-    if version != reads:
+    if version != expected:
         written = "missing" if version is None else repr(version)
-        raise FileError(f"{path}.schema: {written}; this version reads {reads}")
+        raise FileError(f"{path}.schema: {written}; this version reads {expected}")
 
 
 def _with_derived(record: Record, path: str) -> dict[str, Any]:

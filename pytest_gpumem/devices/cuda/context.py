@@ -2,8 +2,8 @@
 
 Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
 outlive it. To free a handle of a context that is gone is a segmentation fault in the driver. So no
-object frees its handle when Python deletes it: `frees` notes the handle, and `collect` frees it
-while the context lives.
+object frees its handle when Python deletes it: `free_later` notes the handle, and `free_unused`
+frees it while the context lives.
 
 Source: CUDA Driver API, Primary Context Management.
 """
@@ -31,7 +31,7 @@ RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
 """Handles of the default streams: `cudaStreamLegacy`, `cudaStreamPerThread`."""
-_KEPT: list[object] = []  # handles of contexts that are gone
+_NEVER_FREED: list[object] = []  # handles of contexts that are gone
 # CUDA Runtime API, cudaError_t: "any further CUDA work will return the same error." Driver and
 # runtime number these alike.
 _STICKY_NAMES = (
@@ -76,8 +76,8 @@ def check(result: Any, doing: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def known(result: Any) -> Any:
-    """As `check`, inside a call of the user, whose last error stays. Raises `NotCounted`."""
+def answer(result: Any) -> Any:
+    """As `check`, but leaves the user's last error. Raises `NotCounted`."""
     error, *values = result
     if int(error) != 0:
         raise NotCounted(f"the driver does not answer: {error.name}")
@@ -85,8 +85,7 @@ def known(result: Any) -> Any:
 
 
 def context_number(index: int) -> int | None:
-    """The number of a GPU's primary context, or None while there is none. It is never used
-    again, as handles are."""
+    """The number of a GPU's primary context, or None. Unlike a handle, it is never used again."""
     error, device = D.cuDeviceGet(index)
     if int(error) != 0:  # as before cuInit
         return None
@@ -104,7 +103,7 @@ def context_number(index: int) -> int | None:
 class Context:
     """The primary context of a GPU."""
 
-    destroyed = False  # True once any was, and with it the modules that CuPy had loaded
+    destroyed = False  # True once any context was, and with it the modules that CuPy had loaded
 
     def __init__(self, index: int) -> None:
         doing = f"opening device {index}"
@@ -113,8 +112,7 @@ class Context:
         self._handle = check(D.cuDevicePrimaryCtxRetain(self._device), doing)
         self._number = int(check(D.cuCtxGetId(self._handle), doing))
         self._unused: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        error, current = D.cuCtxGetCurrent()
-        if int(error) == 0 and not int(current):
+        if not has_context():
             check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
@@ -143,24 +141,24 @@ class Context:
             return OWN_CONTEXT
         return f"GPU {int(device)}"
 
-    def frees(self, owner: object, free: Callable[..., object], *arguments: Any) -> None:
-        """Have `free(*arguments)` called by the next `collect` after `owner` is deleted; never at
-        Python's end."""
+    def free_later(self, owner: object, free: Callable[..., object], *arguments: Any) -> None:
+        """Have the next `free_unused` after `owner` is deleted call `free(*arguments)`."""
         weakref.finalize(owner, self._unused.append, (free, arguments)).atexit = False
 
-    def collect(self) -> None:
+    def free_unused(self) -> None:
         """Free the handles whose owners are deleted."""
         if not self._unused:
             return
-        unused, self._unused[:] = list(self._unused), []
+        unused = list(self._unused)
+        del self._unused[: len(unused)]
         if self.gone() is not None:
-            _KEPT.append(unused)  # such as pools of a library, whose destructors would free memory
+            _NEVER_FREED.append(unused)  # as destructors of a library's pools would free memory
             return
         for free, arguments in unused:
             free(*arguments)
 
     def close(self) -> None:
-        self.collect()
+        self.free_unused()
         if self.gone() is None:
             D.cuDevicePrimaryCtxRelease(self._device)
         else:

@@ -1,11 +1,11 @@
-"""A CUDA device: its facets, and the context that they share."""
+"""A CUDA device: its parts, and the context that they share."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 from cuda.bindings import runtime as R  # noqa: N812
@@ -33,7 +33,7 @@ class CudaKernels:
     def __init__(self, index: int, compiler: Compiler) -> None:
         self._index = index
         self._compiler = compiler
-        self._entered: Stream | None = None  # the libraries' current stream, in `current_stream`
+        self._current: Stream | None = None  # of the innermost open `current_stream`
 
     def compile(self, launch: Launch) -> None:
         if launch.kernel.source is not None:
@@ -52,18 +52,20 @@ class CudaKernels:
 
     @contextmanager
     def current_stream(self, stream: Stream) -> Iterator[None]:
-        outer, self._entered = self._entered, stream
+        outer, self._current = self._current, stream
         try:
             with arrays.current(self._index, cast(CudaStream, stream)):
                 yield
         finally:
-            self._entered = outer
+            self._current = outer
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        entered = stream is self._entered
-        with nullcontext() if entered else arrays.current(self._index, cast(CudaStream, stream)):
-            foreign.function()
-            now = current_gpu()
+        if stream is not self._current:
+            with self.current_stream(stream):
+                self.call(foreign, stream)
+            return
+        foreign.function()
+        now = current_gpu()
         if now != self._index:
             raise DeviceError(
                 f"the measured function made GPU {now} current, while this session measures GPU "
@@ -134,12 +136,12 @@ class CudaDevice(Device):
                 self.streams.close()
                 check(R.cudaDeviceSynchronize(), "waiting for the device")
                 self.counters.close()
-                self.memory.make_room()
+                self.memory.make_room()  # frees what is kept for reuse
         self._context.close()
 
 
 def _check_same(index: int, facts: DeviceFacts) -> None:
-    """Check that this process numbers the GPUs as that which read the facts."""
+    """Check that this process numbers GPUs as the process that read the facts."""
     try:
         now = uuid_of(index)
     except NoDevice as reason:

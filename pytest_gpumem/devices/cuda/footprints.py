@@ -17,7 +17,7 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.allocations import has_pools
-from pytest_gpumem.devices.cuda.context import context_number, is_captured, known
+from pytest_gpumem.devices.cuda.context import answer, context_number, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.cuda.guests.memory import (
     CupyMemory,
@@ -151,7 +151,7 @@ class DriverMemory(Source):
         if call.stream_at is not None and is_captured(values[call.stream_at]):
             return  # it is a node of a graph, whose memory the driver counts
         if nbytes and call.kind == "device":
-            device = known(D.cuPointerGetAttribute(_ORDINAL, address))
+            device = answer(D.cuPointerGetAttribute(_ORDINAL, address))
             if device != self._index:
                 return
         self._last = correlation, address
@@ -205,7 +205,7 @@ class DriverMemory(Source):
             width, height, depth, form, channels, _ = _ARRAY3D.unpack(content)
         if form not in _FORMAT_BYTES:
             raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
-        if int(known(D.cuCtxGetDevice())) != self._index:
+        if int(answer(D.cuCtxGetDevice())) != self._index:
             return
         elements = width * max(1, height) * max(1, depth)
         self._handles[handle] = 1
@@ -240,14 +240,14 @@ class DriverMemory(Source):
         pools = graphs = NOTHING
         if context_number(self._index) is not None:
             if self._default is None and has_pools(self._index):
-                self._default = known(R.cudaDeviceGetDefaultMemPool(self._index))
+                self._default = answer(R.cudaDeviceGetDefaultMemPool(self._index))
             if self._default is not None:  # else graphs cannot allocate either
                 pools, graphs = self._of_pools(), self._of_graphs()
         return {DRIVER: pools, GRAPHS: graphs}
 
     def _of_pools(self) -> Figures:
         attributes = R.cudaMemPoolAttr
-        current = known(R.cudaDeviceGetMemPool(self._index))
+        current = answer(R.cudaDeviceGetMemPool(self._index))
         used = reserved = high = 0
         for handle in {int(self._default), int(current), *self._pools}:
             used += _attribute(handle, attributes.cudaMemPoolAttrUsedMemCurrent)
@@ -260,8 +260,8 @@ class DriverMemory(Source):
 
     def _of_graphs(self) -> Figures:
         attributes, read = R.cudaGraphMemAttributeType, R.cudaDeviceGetGraphMemAttribute
-        used = int(known(read(self._index, attributes.cudaGraphMemAttrUsedMemCurrent)))
-        reserved = int(known(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
+        used = int(answer(read(self._index, attributes.cudaGraphMemAttrUsedMemCurrent)))
+        reserved = int(answer(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
         return Figures(used, reserved - used)
 
     def settle(self, *, pinned: bool) -> None:
@@ -287,7 +287,7 @@ class DriverMemory(Source):
 
 
 def _attribute(pool: Any, attribute: Any) -> int:
-    return int(known(R.cudaMemPoolGetAttribute(pool, attribute)))
+    return int(answer(R.cudaMemPoolGetAttribute(pool, attribute)))
 
 
 _FOOTPRINTS: dict[int, Footprints] = {}

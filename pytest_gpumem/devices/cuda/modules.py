@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from cuda.bindings import driver as D  # noqa: N812
 
-from pytest_gpumem.devices.cuda.context import known
+from pytest_gpumem.devices.cuda.context import answer
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.what_ran import argument_text
@@ -324,16 +324,16 @@ def _memory_at(address: int) -> str | None:
 def _kernels_of(graph: Any) -> Iterator[LaunchedKernel]:
     """The kernels of a graph and of its child graphs. Raises `NotCounted`, or `RuntimeError` where
     the driver lacks a function."""
-    _, count = known(D.cuGraphGetNodes(graph))
-    nodes, _ = known(D.cuGraphGetNodes(graph, count))
+    _, count = answer(D.cuGraphGetNodes(graph))
+    nodes, _ = answer(D.cuGraphGetNodes(graph, count))
     for node in (nodes or ())[:count]:
-        kind = known(D.cuGraphNodeGetType(node))
+        kind = answer(D.cuGraphNodeGetType(node))
         if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH:
-            yield from _kernels_of(known(D.cuGraphChildGraphNodeGetGraph(node)))
+            yield from _kernels_of(answer(D.cuGraphChildGraphNodeGetGraph(node)))
         elif kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            given = known(D.cuGraphKernelNodeGetParams(node))
+            given = answer(D.cuGraphKernelNodeGetParams(node))
             kernel, function = int(given.kern), int(given.func)
-            name = known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
+            name = answer(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
             handle = kernel or function
             arguments = _arguments(handle, int(given.kernelParams), is_kernel=kernel != 0)
             yield LaunchedKernel(name.decode(), handle, arguments, in_graph=True)

@@ -124,7 +124,7 @@ class CudaStreams:
         # It and the legacy default stream do not wait for each other.
         handle = check(R.cudaStreamCreateWithFlags(R.cudaStreamNonBlocking), "creating a stream")
         stream = CudaStream(int(handle))
-        self._context.frees(stream, R.cudaStreamDestroy, handle)
+        self._context.free_later(stream, R.cudaStreamDestroy, handle)
         self._streams.add(stream)
         return stream
 
@@ -145,7 +145,7 @@ class CudaStreams:
 
     def _event(self, flags: int) -> CudaEvent:
         event = CudaEvent(check(R.cudaEventCreateWithFlags(flags), "creating an event"))
-        self._context.frees(event, R.cudaEventDestroy, event.handle)
+        self._context.free_later(event, R.cudaEventDestroy, event.handle)
         return event
 
     def record(self, event: Event, stream: Stream) -> None:
@@ -166,7 +166,7 @@ class CudaStreams:
     def synchronize(self, stream: Stream | None = None) -> None:
         if stream is None:
             check(R.cudaDeviceSynchronize(), "waiting for the device")
-            self._context.collect()
+            self._context.free_unused()
         else:
             check(R.cudaStreamSynchronize(stream.handle), "waiting for a stream")
         expired = False
@@ -276,7 +276,7 @@ class CudaStreams:
             if executable is None and template is not None:
                 R.cudaGraphDestroy(template)
         graph = CudaGraph(executable, template)
-        self._context.frees(graph, _destroy, executable, template, pools)
+        self._context.free_later(graph, _destroy, executable, template, pools)
         return graph
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def baseline(
 
 
 def days(found: Sequence[PastRow]) -> list[int]:
-    return [(saved.process.utc - START).days for saved in found]
+    return [(saved.file.utc - START).days for saved in found]
 
 
 def reference(runs: Sequence[SavedRun], head: Row | None = None) -> list[int]:

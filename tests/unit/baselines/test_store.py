@@ -51,7 +51,7 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
         (first.nodeid, first.key, first.limits),
         (first.nodeid, first.key, Limits(max_regression="1%")),
     ]
-    assert [(one.process.revision, one.process.device) for one in stored] == [
+    assert [(one.file.revision, one.file.device) for one in stored] == [
         ("abc123", H100),
         (None, H100),
     ]
@@ -77,7 +77,7 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
         store.save([timed, replace(untimed, footprint=replace(full, peak=peak))], f"abc{peak}")
     baseline = store.load()
     stored = baseline.rows[untimed.key]
-    assert [(run.nodeid, run.label, run.process.revision) for run in stored] == [
+    assert [(run.nodeid, run.label, run.file.revision) for run in stored] == [
         (untimed.nodeid, "part", "abc4096"),
         (untimed.nodeid, "part", "abc5120"),
     ]

@@ -208,7 +208,7 @@ def test_a_row_that_did_not_fail_is_held_against_its_reference(
         measurement=measurement(),
         footprint=base.footprint,
         limits=base.limits,
-        process=run,
+        file=run,
     )
     for rows, expected in (({base.key: (saved,)}, crept), ({}, {})):
         limits = crept_limits(head, verdict, NONE, Baseline(H100, rows=rows))
