@@ -66,6 +66,7 @@ class Selection(Record, frozen=True):
 
     tests: dict[str, Limits]
     """By node id, those that measure or have a limit: the limits of marker and session."""
+    idle: tuple[str, ...]  # Node ids of `tests` without a fixture that measures
     others: tuple[str, ...] = ()  # Node ids of the others
     left_out: tuple[str, ...] = ()
     """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be
@@ -78,7 +79,6 @@ class Selection(Record, frozen=True):
     """By node id of what failed in it: the first line of why."""
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By node id of a reported test: its file, as `reporting.github` names it, and its line."""
-    idle: tuple[str, ...] = ()  # Node ids of `tests` without a fixture that measures
     unrun: tuple[str, ...] = ()  # Node ids of the failures that an earlier test kept from running
 
     def has(self, nodeid: str) -> bool:

@@ -5,6 +5,7 @@ A call moves the buffers among its arguments, and a `Case` is built anew at each
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -207,15 +208,22 @@ class _CodeTarget(Target):
                 self.device.content.poison(array.allocation, stream)
 
     def _verify(self) -> None:
-        """Call the user's check. Raises `WrongResult`."""
+        """Call the user's check. Raises `WrongResult`; `BadCall` if it gives no truth value."""
         assert self._case.check is not None
         try:
             result = self._case.check()
         except AssertionError as error:
             why = str(error) or "its check failed"
             raise WrongResult(f"{self.name}: the result of a launch is wrong: {why}") from error
-        # Libraries have a False of theirs: numpy.bool, or an array of an element.
-        if result is not None and not bool(result):
+        try:
+            # Libraries have a False of theirs: numpy.bool, or an array of an element.
+            right = result is None or bool(result)
+        except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
+            raise BadCall(
+                f"check= returned a value of type {type(result).__name__} that is neither true nor "
+                f"false ({error}); return one truth value, such as (y == wanted).all()"
+            ) from error
+        if not right:
             raise WrongResult(f"{self.name}: its check returned {result} after one launch")
 
 
@@ -290,6 +298,12 @@ class CaseTarget(_CodeTarget):
                 f"not an object of type {type(build).__name__}"
             )
         name = getattr(build, "__name__", "case")
+        try:
+            inspect.signature(build).bind(None)
+        except TypeError as error:
+            raise BadCall(f"gpu_benchmark.case() calls {name}(memory): {error}") from None
+        except ValueError:  # a callable without a signature
+            pass
         super().__init__(name, arena.device, arena.stream)
         self._build, self._arena = build, arena
         self._windows = ExitStack()  # closes the window that is open

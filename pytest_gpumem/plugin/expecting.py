@@ -189,13 +189,13 @@ class ExpectationFeature(Feature):
         places = places_of(self._session.config.rootpath, self._session.rows.places)
         selection = Selection(
             tests,
+            tuple(self._idle.intersection(tests)),
             tuple(others),
             tuple(left_out),
             tuple(sorted(plugins)),
             self._files,
             self._failures,
             places,
-            tuple(self._idle.intersection(tests)),
             tuple(self._session.unrun),
         )
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))

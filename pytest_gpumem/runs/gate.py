@@ -73,8 +73,8 @@ class Gate:
     screen_only: bool = False
     strict: bool = False
     base_side: Side = field(init=False)
-    of_base: Selection = field(default_factory=lambda: Selection({}))  # the tests of BASE
-    of_head: Selection = field(default_factory=lambda: Selection({}))
+    of_base: Selection = field(default_factory=lambda: Selection({}, ()))  # the tests of BASE
+    of_head: Selection = field(default_factory=lambda: Selection({}, ()))
     """The tests of the change; none if its session did not come to its end."""
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
@@ -110,7 +110,7 @@ class Gate:
         # Tests after the first failure are judged too: the duet may clear that failure.
         words = [*self.arguments, *self.options, "--maxfail=0"]
         command = pytest_command(words, options=["--no-header"], results=self.file)
-        of_base, not_collected = Selection({}), None
+        of_base, not_collected = Selection({}, ()), None
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             base, head = Path(folder, "base.json"), Path(folder, "head.json")
             variables = {BASELINE_OF: self.base, BASE_SELECTION: str(base), SELECTION: str(head)}

@@ -142,6 +142,7 @@ def selections(draw: st.DrawFn) -> Selection:
     there = draw(st.sampled_from(["relied on", "other", "left out", "its module", "absent"]))
     return Selection(
         {TEST: Limits()} if there == "relied on" else {},
+        (),
         (TEST,) if there == "other" else (),
         {"left out": (TEST,), "its module": ("test_a.py",)}.get(there, ()),
         draw(st.sampled_from([(), ("split.py",)])),
@@ -157,10 +158,13 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
     Expectation(TEST, ROW),
     [],
     Ending("left out", "why", plugin="split.py"),
-    Selection({TEST: Limits()}),
+    Selection({TEST: Limits()}, ()),
 )
 @example(
-    Expectation(TEST, ROW), [], Ending("left out", "why"), Selection({}, left_out=("test_a.py",))
+    Expectation(TEST, ROW),
+    [],
+    Ending("left out", "why"),
+    Selection({}, (), left_out=("test_a.py",)),
 )
 @settings(max_examples=100)
 @given(
@@ -204,7 +208,7 @@ def test_a_change_is_held_to_a_limit_of_base_unless_it_demands_more_or_is_accept
     stands = not accepted and demands_more(name, was, here)
     assert getattr(found, name) == (was if stands else here)
     assert found.origin.get(name) == ("marker of main" if stands else own.origin.get(name))
-    said = list(loosened(Selection({TEST: own}), Selection({TEST: marked(name, was)})))
+    said = list(loosened(Selection({TEST: own}, ()), Selection({TEST: marked(name, was)}, ())))
     assert [(one.limit, one.was, one.now) for one in said] == (
         [(name, was, here)] if demands_more(name, was, here) else []
     )

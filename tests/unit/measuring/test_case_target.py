@@ -186,6 +186,10 @@ def test_what_is_no_case() -> None:
             r"Case\.moved=0; it is the compulsory bytes of a launch, a positive integer",
         ),
         (
+            lambda: Case(print),
+            r"gpu_benchmark\.case\(\) calls <lambda>\(memory\): too many positional arguments",
+        ),
+        (
             Case(lambda: None),
             r"gpu_benchmark\.case\(\) takes a function .*, not an object of type Case",
         ),

@@ -74,6 +74,10 @@ def test_a_mistake_is_one_sentence() -> None:
         ({"reads": 3}, "reads= is a list of arrays or buffers, not int"),
         ({"writes": np.zeros(4)}, "writes= is a list of arrays or buffers, not ndarray"),
         ({"reads": [3.5]}, r"reads= takes arrays or buffers; 3\.5 has no nbytes"),
+        (
+            {"check": lambda: np.array([True, True])},
+            "check= returned a value of type ndarray that is neither true nor false",
+        ),
         ({"moved": 0}, "moved=0; it is the compulsory bytes of a launch"),
     ]
     for declared, message in cases:

@@ -35,7 +35,7 @@ from pytest_gpumem.runs.decisions import (
 )
 from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
 
-BASE = Selection({}, tuple(f"t.py::{name}" for name in "abcdef"))
+BASE = Selection({}, (), tuple(f"t.py::{name}" for name in "abcdef"))
 NONE = Acceptances()
 
 
@@ -255,7 +255,7 @@ def concluded(
         failures = {one.nodeid: "an error" for one in rows if one.failed}
     if code is None:
         code = 1 if failures else 0
-    head = Selection({}, failures=failures, unrun=unrun)
+    head = Selection({}, (), failures=failures, unrun=unrun)
     return conclude(code, head, rows, missing, looser, new, **options)
 
 
