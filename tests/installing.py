@@ -56,9 +56,7 @@ def build(what: str, project: Path, folder: Path) -> Path:
 
 def pip(*arguments: str, cwd: Path) -> None:
     """Run pip without a network; what it installs gets no dependencies."""
-    alone = (
-        ["--no-deps", "--no-build-isolation", "--no-index"] if "uninstall" not in arguments else []
-    )
+    alone = ["--no-deps", "--no-build-isolation", "--no-index"]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, *alone, "-q"]
     ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
