@@ -16,7 +16,7 @@ from pytest_gpumem.baselines.saved import digest
 BRANCH = "main"
 SIMULATED = {"GPUMEM_DEVICE": "sim"}
 
-INI = "[pytest]\ngpumem_budget = 1 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest"
+INI = "[pytest]\ngpumem_budget = 1 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest -p no:rerunfailures"
 """Measure quickly."""
 IN_ONE_PROCESS = f"{INI} -n0\n"
 """Nor does a gate start a worker, which takes as long as its tests: for gates whose subject is something else."""

@@ -21,7 +21,10 @@ from pytest_gpumem.cli import main
 Run = Callable[..., pytest.RunResult]
 """A session with further arguments, such as the fixtures `session` and `gpumem`."""
 
-QUICKLY = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+QUICKLY = (
+    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+    *("-p", "no:rerunfailures", "-p", "no:pytest-split"),
+)
 """Leave out what takes no part: each session would import most of Hypothesis again."""
 
 SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "1 ms", *QUICKLY)

@@ -533,7 +533,7 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
                 assert benchmark(gpu.launch) == "value"
         """
     )
-    result = gpumem(*QUICK, "--reruns=1", JSON)
+    result = gpumem(*QUICK, "-p", "rerunfailures", "--reruns=1", JSON)
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] >= 2
     assert outcomes.get("failed") is None

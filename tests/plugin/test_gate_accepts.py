@@ -127,7 +127,7 @@ def test_the_workflow_says_whether_a_gate_counts_what_is_committed(gates: Gates)
     assert f"gpumem gate: {file} does not count: add --accept-from-change" in text
     assert "gpumem accept" not in text
     path.unlink()
-    text = gates.gate(options=[])[2]
+    text = gates.gate(options=["--screen-only"])[2]
     accept = "gpumem accept test_it.py::test_copy --reason '...'"
     words = "to accept, commit what this writes and gate with --accept-from-change"
     assert f"{words}: {accept}" in text

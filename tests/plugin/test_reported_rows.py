@@ -208,7 +208,7 @@ def test_a_rerun_clears_an_assertion_and_no_verdict(
 ) -> None:
     pytest.importorskip("pytest_rerunfailures", reason="pytest-rerunfailures is of the extra test")
     pytester.makepyfile(FAILS_AT_FIRST)
-    result = gpumem("--reruns=2", "--benchmark-json=out.json", *workers)
+    result = gpumem("-p", "rerunfailures", "--reruns=2", "--benchmark-json=out.json", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = results_in(pytester.path)["rows"]
     said = {
