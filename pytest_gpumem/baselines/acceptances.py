@@ -34,11 +34,7 @@ from pytest_gpumem.records.row import key_of, selects
 from pytest_gpumem.records.schema import FileError, from_plain
 from pytest_gpumem.result_files import content, parsed
 from pytest_gpumem.revisions import files_at
-from pytest_gpumem.units import (
-    QuantityError,
-    parse_bytes,
-    parse_share,
-)
+from pytest_gpumem.units import QuantityError, parse_bytes, parse_share
 
 FOLDER = Path(".gpumem", "accepted")  # below pytest's root folder
 BY_SIZE = ("time", "memory")  # figures that are accepted up to a size

@@ -18,13 +18,7 @@ from pytest_gpumem.devices.kinds import PLENTY, MemoryKind
 from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import (
-    KernelTarget,
-    Target,
-    WrongResult,
-    out_of_memory,
-    padding,
-)
+from pytest_gpumem.measuring.target import KernelTarget, Target, WrongResult, out_of_memory, padding
 from pytest_gpumem.measuring.works import Work
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting

@@ -23,11 +23,7 @@ from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.options import MODES
 from pytest_gpumem.ranges import MEASURE, phase
-from pytest_gpumem.records.measurement import (
-    Measurement,
-    modes_of,
-    without_exceptions,
-)
+from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions
 from pytest_gpumem.units import format_share, format_time
 
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use

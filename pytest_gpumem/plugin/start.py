@@ -17,24 +17,13 @@ from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
-from pytest_gpumem.plugin.isolation import (
-    ExclusiveFeature,
-    IsolationFeature,
-    LeftoverFeature,
-)
+from pytest_gpumem.plugin.isolation import ExclusiveFeature, IsolationFeature, LeftoverFeature
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
 from pytest_gpumem.plugin.running import Feature, RunningHooks
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
-from pytest_gpumem.plugin.workers import (
-    VISIBLE,
-    Workers,
-    check_worker,
-    given,
-    own_in_turn,
-    prepare,
-)
+from pytest_gpumem.plugin.workers import VISIBLE, Workers, check_worker, given, own_in_turn, prepare
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.settings import BASE_SELECTION, BASELINE_OF, Settings
 from pytest_gpumem.units import did_you_mean

@@ -10,14 +10,7 @@ from collections.abc import Iterable, Sequence
 from pytest_gpumem.judging.finding import counted, mark
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.conclusion import Run, run_lines
-from pytest_gpumem.reporting.row import (
-    FINE,
-    RowView,
-    attention,
-    headings_of,
-    views,
-    worst_first,
-)
+from pytest_gpumem.reporting.row import FINE, RowView, attention, headings_of, views, worst_first
 from pytest_gpumem.reporting.terminal import counts_text, header
 
 LIMIT = 60_000  # characters of a page: GitHub refuses a comment of more than 65 536

@@ -11,16 +11,7 @@ from pytest_gpumem.judging.finding import counted, mark
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import (
-    ACCEPTED,
-    LOST,
-    NOT_RUN,
-    ROW,
-    TEST,
-    UNDECIDED,
-    Omission,
-    Row,
-)
+from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, TEST, UNDECIDED, Omission, Row
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
 

@@ -10,12 +10,7 @@ from statistics import fmean
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import (
-    NONE,
-    Acceptance,
-    Acceptances,
-    AcceptedChange,
-)
+from pytest_gpumem.baselines.acceptances import NONE, Acceptance, Acceptances, AcceptedChange
 from pytest_gpumem.baselines.accepting import FORGIVES
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of

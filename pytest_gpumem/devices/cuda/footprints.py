@@ -19,21 +19,10 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda.allocations import has_pools
 from pytest_gpumem.devices.cuda.context import answer, context_number, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
-from pytest_gpumem.devices.cuda.guests.memory import (
-    CupyMemory,
-    JaxMemory,
-    NumbaMemory,
-    RmmMemory,
-)
+from pytest_gpumem.devices.cuda.guests.memory import CupyMemory, JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.memory_events import (
-    NOTHING,
-    AllocationEvent,
-    Figures,
-    MemoryLog,
-    Source,
-)
+from pytest_gpumem.devices.memory_events import NOTHING, AllocationEvent, Figures, MemoryLog, Source
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 

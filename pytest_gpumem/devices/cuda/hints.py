@@ -13,12 +13,7 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.context import check
-from pytest_gpumem.devices.protocol import (
-    AccessProperty,
-    Advice,
-    Stream,
-    WindowSpec,
-)
+from pytest_gpumem.devices.protocol import AccessProperty, Advice, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 PROPERTIES = (AccessProperty.NORMAL, AccessProperty.STREAMING, AccessProperty.PERSISTING)

@@ -16,14 +16,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.protocol import (
-    Foreign,
-    Launch,
-    Span,
-    Stream,
-    Unsupported,
-    WindowSpec,
-)
+from pytest_gpumem.devices.protocol import Foreign, Launch, Span, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.memory import (

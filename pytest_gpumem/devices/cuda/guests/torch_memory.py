@@ -9,13 +9,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Literal
 
-from pytest_gpumem.devices.memory_events import (
-    AllocationEvent,
-    Figures,
-    MemoryLog,
-    Series,
-    Source,
-)
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.user_lines import innermost
 
