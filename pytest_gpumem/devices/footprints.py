@@ -1,7 +1,8 @@
 """The memory that a test takes: sources report allocations into a log, and watches read it.
 
 Single allocations tell the peak, and a library's counts what is kept and reserved. Where not all
-allocations are reported, the peak is at least what the counts have shown.
+allocations are reported, the peak is at least what the counts have shown. Blocks of `ours` are left
+out: allocations of the harness.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pytest_gpumem.devices.memory_events import (
 )
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
-Growth = dict[str, int]  # bytes by which libraries use more than before
+Growth = dict[str, int]  # by library: bytes by which it uses more than before
 _PLACES: dict[MemoryKind, MemoryPlace] = {
     MemoryKind.DEVICE: "device",
     MemoryKind.POOLED: "device",
@@ -51,48 +52,42 @@ class Footprints:
         libraries: Sequence[Source],
         context: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self.driver, self._libraries, self._number = driver, libraries, context
+        self.driver, self._libraries, self._context_number = driver, libraries, context
         self.free_bytes: Callable[[], int | None] = lambda: None
         """Memory that would be free without that of fixtures and of the harness."""
         self.log = MemoryLog()
-        self.running: dict[str, Source] = {}
+        self.running: dict[str, Source] = {}  # those that report
         self.reasons: dict[str, str] = {}  # by source, why it reports no single allocations
         self.watches: list[MemoryWatch] = []
         self._context: int | None = None  # number of the context with all handles of the sources
         self._sources: Sequence[Source] | None = None  # None: nothing is watched
         self._paused = False
-        self._before: dict[str, Figures] | None = None
+        self._ours_before: dict[str, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
-        self._first = 0  # changes in the log when it began
-        self._at_stop: dict[str, Figures] = {}
-        self._buffers = 0  # that fixtures gave
+        self._ours_first = 0  # changes in the log when it began
+        self._at_stop: dict[str, Figures] = {}  # counts of libraries at `stop`
+        self._buffers = 0  # given by fixtures
         for source in libraries if driver is None else (driver, *libraries):
-            source.lost = partial(self._lost, source)
+            source.lost = partial(self._note_gap, source)
 
-    def _lost(self, source: Source, why: str) -> None:
+    def _note_gap(self, source: Source, why: str) -> None:
         for watch in self.watches:
             watch.gaps[source.name] = why
         if source is not self.driver:
             self.log.live[source.name].clear()
 
     def _gone(self) -> bool:
-        """True if the context is gone: its handles, such as pools, are segmentation faults."""
-        number = self._number()
+        """True if a use of the sources' handles, such as pools, is a segmentation fault."""
+        number = self._context_number()
         if self._context is None:
             self._context = number
         return number != self._context
-
-    @property
-    def driver_is_watched(self) -> bool:
-        if self.driver is None:
-            return True
-        return self.driver.name in self.running and self.driver.name not in self.reasons
 
     def start(self, *, driver: bool, allow_kept: Sequence[str] = (), root: Path = Path()) -> None:
         """Have the sources report; the driver's allocations take some 3 us each. `allow_kept`:
         lines below `root` whose allocations are not kept."""
         self.stop()
-        number = self._number()
+        number = self._context_number()
         if self._context not in (None, number):  # what it held went with it
             self.log, self._at_stop = MemoryLog(), {}
         self._context = number
@@ -105,7 +100,7 @@ class Footprints:
             why = "allocations of the driver are watched with --gpumem-footprint"
             self.reasons[self.driver.name] = why
         self.look()
-        self._free_unseen()
+        self._book_frees()
         for library, figures in self.figures().items():
             if library in self._at_stop and figures.used != self._at_stop[library].used:
                 self.log.live[library].clear()  # what it freed since then is not known
@@ -121,25 +116,26 @@ class Footprints:
             self._sources = None
 
     def look(self) -> None:
-        """Watch libraries too that have come into use."""
+        """Start the sources of libraries that have come into use."""
         self._gone()  # notes the context that a test has made meanwhile
         if self._paused:
             return
         for source in self._sources or ():
             if source.name in self.running or not source.ready():
                 continue
-            self._begin(source)
+            self._start_source(source)
             self.running[source.name] = source
-            for watch in self.watches if self._before is None else ():
-                watch.partly.add(source.name)
+            if self._ours_before is None:
+                for watch in self.watches:
+                    watch.partly.add(source.name)
 
-    def _begin(self, source: Source) -> None:
+    def _start_source(self, source: Source) -> None:
         why = source.start(self.log)
         if why is not None:
             self.reasons[source.name] = why
             source.lost(why)
 
-    def _free_unseen(self) -> None:
+    def _book_frees(self) -> None:
         """Book frees of the driver's that nobody reported."""
         for event in list(self.log.live[DRIVER].values()):
             if self.driver is not None and not self.driver.alive(event):
@@ -152,6 +148,7 @@ class Footprints:
         return figures
 
     def settle(self) -> None:
+        """Bring the log up to now. Raises `DeviceError`."""
         if self._gone():
             why = "the device was reset (cudaDeviceReset): what its memory held went with it"
             raise DeviceError(why)
@@ -159,7 +156,7 @@ class Footprints:
         if not self._paused:
             for source in self.running.values():
                 source.drain()
-        self.log.settle(ours=self._before is not None)
+        self.log.settle(ours=self._ours_before is not None)
 
     def watch(self) -> MemoryWatch:
         """Begin to watch. Raises `DeviceError` before `start`."""
@@ -172,47 +169,47 @@ class Footprints:
 
     @contextmanager
     def ours(self) -> Iterator[Growth]:
-        """A block whose allocations are no test's; frees count. Yields the bytes by which libraries
-        use more after the block; empty until it ends."""
+        """A block whose allocations are the harness's; frees count. Yields a `Growth`, which is
+        filled at the end of the outermost block."""
         growth: Growth = {}
-        begins = self._sources is not None and self._before is None and not self._gone()
-        if begins:
-            self._begin_ours()
+        if self._sources is None or self._ours_before is not None or self._gone():
+            yield growth
+            return
+        self._begin_ours()
         try:
             yield growth
         finally:
-            if begins:
-                self._end_ours(growth)
+            self._end_ours(growth)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """As `ours`, and no source takes time inside: for timed samples."""
+        if self._paused:
+            yield
+            return
         with self.ours():
-            pauses = not self._paused
-            if pauses:
-                self._pause()
+            self._pause()
             try:
                 yield
             finally:
-                if pauses:
-                    self._resume()
+                self._resume()
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
         """Inside `paused`, a block that is watched."""
-        paused = self._paused
-        if paused:
-            self._resume()
-            self._end_ours({})
+        if not self._paused:
+            yield
+            return
+        self._resume()
+        self._end_ours({})
         try:
             yield
         finally:
-            if paused:
-                self._begin_ours()
-                self._pause()
+            self._begin_ours()
+            self._pause()
 
     def released(self, growth: Growth) -> None:
-        """What `ours` gave is about to be freed."""
+        """What `ours` took is about to be freed."""
         for library, nbytes in growth.items():
             for watch in self.watches:
                 watch.leave_out(library, Figures(-nbytes))
@@ -224,37 +221,38 @@ class Footprints:
 
     def _resume(self) -> None:
         self._paused = False
-        if self._before is None or self._gone():
+        if self._ours_before is None or self._gone():
             return
         for name, source in self.running.items():
             if name not in self.reasons:
-                self._begin(source)
+                self._start_source(source)
         for library, after in self.figures().items():
-            less = self._before.get(library, NOTHING).used - after.used
-            if less > 0:  # of which allocations is not known
+            freed = self._ours_before.get(library, NOTHING).used - after.used
+            if freed > 0:  # of which allocations is not known
                 unknown = AllocationEvent(0.0, (library, "device"), "use", 0, 0)
-                self.log.changes.append(Change(-less, unknown))
-        self._free_unseen()
+                self.log.changes.append(Change(-freed, unknown))
+        self._book_frees()
 
     def _begin_ours(self) -> None:
         self.settle()
-        self._before, self._first = self.figures(), len(self.log.changes)
+        self._ours_before = self.figures()
+        self._ours_first = len(self.log.changes)
 
     def _end_ours(self, growth: Growth) -> None:
-        """Leave out by how much libraries grew in the block, but for frees."""
-        begin = self._before
+        """Have watches leave out what libraries took in the block, but not what they freed."""
+        counts = self._ours_before
         try:
-            if begin is None or self._gone():
+            if counts is None or self._gone():
                 return
             self.settle()
         finally:
-            self._before = None
+            self._ours_before = None
         freed = Counter[str]()
-        for change in self.log.changes[self._first :]:
+        for change in self.log.changes[self._ours_first :]:
             if change.nbytes < 0 and change.event.layer == "use":
                 freed[change.event.series[0]] -= change.nbytes
         for library, after in self.figures().items():
-            before = begin.get(library, NOTHING)
+            before = counts.get(library, NOTHING)
             grown = after.plus(before, -1)
             high = after.high if after.high > before.high else 0
             grown = grown._replace(used=grown.used + freed[library], high=high)
@@ -289,9 +287,12 @@ class MemoryWatch:
         self._mark = len(footprints.log.changes)
         self._before = footprints.figures()
         """What libraries counted at the begin, and grew by since in blocks of `ours`."""
-        self._driver = footprints.driver_is_watched
-        self._free = None if self._driver else footprints.free_bytes()
-        self._most: dict[str, int] = {}  # bytes in use when it was read
+        driver, reasons = footprints.driver, footprints.reasons
+        self._driver_watched = driver is None or (
+            driver.name in footprints.running and driver.name not in reasons
+        )
+        self._free = None if self._driver_watched else footprints.free_bytes()
+        self._peaks: dict[str, int] = {}  # by library: most bytes in use at any read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
         self.partly = set[str]()  # libraries that were in use before they reported
 
@@ -313,7 +314,9 @@ class MemoryWatch:
         figures = footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]
-        unseen: dict[str, int] = {}  # most bytes of arrays, where some were not reported
+
+        # What pools took of the driver's allocations, and for arrays that nobody reported.
+        bounds: dict[str, int] = {}  # most bytes of arrays, where some were not reported
         for library, after in figures.items():
             if not after.segments:
                 continue
@@ -321,27 +324,31 @@ class MemoryWatch:
             grown = after.segments - before.segments
             taken, reported = pool_growth(changes, library)
             missing = grown - taken
-            if self._driver and missing > 0 and not claim(changes, library, missing):
+            if self._driver_watched and missing > 0 and not claim(changes, library, missing):
                 which = "which allocations of the driver its pool is made of"
                 not_watched.append(f"{library}: {which}: they count as CUDA's too")
             if not after.high and grown > reported:
-                unseen[library] = before.unused + max(grown, taken)
+                bounds[library] = before.unused + max(grown, taken)
+
+        # Reported allocations, completed by counts.
         peak, uses = account(changes)
-        unknown = 0
+        unknown = 0  # bytes by which the peak may be larger
         for library, after in figures.items():
             nothing = MemoryUse(library, "device")
-            use, more = self._counted(uses.get((library, "device"), nothing), after)
+            use = self._with_counts(uses.get((library, "device"), nothing), after)
+            more = self._unknown_peak(use, after)
             if more is not None:
                 why = "its peak, which is below an earlier one of this process"
                 not_watched.append(f"{library}: {why}")
                 unknown += more
             if use != nothing:
                 uses[library, "device"] = use
+
         # Where not each allocation was seen, the peak of all is at least that of each.
         peaks = {use.library: use.peak for use in uses.values() if use.kind == "device"}
         peak = max(peak, *peaks.values(), 0)
         most = peak + unknown
-        for library, nbytes in unseen.items():
+        for library, nbytes in bounds.items():
             why = "arrays of a thread that ran before, or that Python did not begin"
             not_watched.append(f"{library}: {why}: its pool grew for them")
             most = max(most, nbytes + sum(peaks.values()) - peaks.get(library, 0))
@@ -350,33 +357,41 @@ class MemoryWatch:
             peak=peak,
             peak_bound=most if most > peak else None,
             uses=tuple(sorted(shown, key=_order)),
-            driver_watched=self._driver,
+            driver_watched=self._driver_watched,
             bound=self._bound(uses.values()),
             watched=("fixtures", *footprints.running),
             not_watched=tuple(not_watched),
         )
 
-    def _counted(self, use: MemoryUse, after: Figures) -> tuple[MemoryUse, int | None]:
-        """Complete what was reported by a library's counts; with by how much its peak may be
-        larger, or None if the peak is known."""
+    def _reports_each(self, library: str, after: Figures) -> bool:
+        return after.single and library not in self.gaps and library not in self.partly
+
+    def _with_counts(self, use: MemoryUse, after: Figures) -> MemoryUse:
+        """Complete what was reported by a library's counts."""
         library = use.library
         before = self._before.get(library, NOTHING)
         grown = after.plus(before, -1)
-        kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
-        single = after.single and library not in {*self.gaps, *self.partly}
-        if after.allocations and not single:
-            allocations = grown.allocations
-        if library != DRIVER or not self._driver:
-            kept = grown.used
-            self._most[library] = peak = max(peak, kept, self._most.get(library, 0))
-        if after.high and not single:
-            high = after.high - before.used
-            if after.high > before.high:
-                peak = max(peak, high)
-            elif not after.allocations or allocations:
-                unknown = max(0, high - peak)
-        use = replace(use, kept=kept, reserved=grown.unused, peak=peak, allocations=allocations)
-        return use, unknown
+        use = replace(use, reserved=grown.unused)
+        if library != DRIVER or not self._driver_watched:
+            peak = max(use.peak, grown.used, self._peaks.get(library, 0))
+            self._peaks[library] = peak
+            use = replace(use, kept=grown.used, peak=peak)
+        if self._reports_each(library, after):
+            return use
+        if after.allocations:
+            use = replace(use, allocations=grown.allocations)
+        if after.high > before.high:
+            use = replace(use, peak=max(use.peak, after.high - before.used))
+        return use
+
+    def _unknown_peak(self, use: MemoryUse, after: Figures) -> int | None:
+        """By how much the peak of a use may be larger; None if it is known."""
+        before = self._before.get(use.library, NOTHING)
+        if not after.high or after.high > before.high or self._reports_each(use.library, after):
+            return None
+        if after.allocations and not use.allocations:
+            return None
+        return max(0, after.high - before.used - use.peak)
 
     def _without_allowed(
         self, uses: Iterable[MemoryUse], changes: Iterable[Change]
@@ -386,7 +401,8 @@ class MemoryWatch:
             return uses
         allowed, others = Counter[Series](), Counter[Series]()
         for event in live_of(changes):
-            (allowed if event.allowed else others)[event.series] += event.nbytes
+            counts = allowed if event.allowed else others
+            counts[event.series] += event.nbytes
         shown = []
         for use in uses:
             series, kept = (use.library, use.kind), use.kept
@@ -397,7 +413,7 @@ class MemoryWatch:
         return shown
 
     def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
-        """What free memory tells beyond what is known."""
+        """Bytes by which free memory shrank beyond what is known."""
         if self._free is None:
             return None
         now = self._footprints.free_bytes()
@@ -410,7 +426,7 @@ class MemoryWatch:
         return max(0, self._free - now - known)
 
     def settle(self) -> None:
-        """As `Source.settle`, of all that are watched."""
+        """Have all sources give back what they keep for reuse."""
         self._footprints.settle()
         live = live_of(self._log.changes[self._mark :])
         pinned = any(event.series == (DRIVER, "pinned") for event in live)

@@ -34,7 +34,7 @@ _NOT_COMPARED = ("kind", "name", "arguments")  # fields of a step
 
 def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
     """Return what head declares and runs differently; what is unknown is no difference."""
-    changed = [*_declared(base, head), *_pages(base, head)]
+    changed = list(_measured(base, head))
     other_window = base.window != head.window
     if other_window:
         changed.append(Difference(WINDOW, window_text(base.window), window_text(head.window)))
@@ -59,7 +59,7 @@ def row_differences(row: Row, base: Measurement) -> tuple[Difference, ...]:
     return changed
 
 
-def _declared(base: Measurement, head: Measurement) -> Iterator[Difference]:
+def _measured(base: Measurement, head: Measurement) -> Iterator[Difference]:
     if base.moved_bytes is not None and head.moved_bytes is not None:
         was, now = base.moved_bytes.total, head.moved_bytes.total
         if was != now:
@@ -67,20 +67,15 @@ def _declared(base: Measurement, head: Measurement) -> Iterator[Difference]:
     before, after = base.sectors_per_request, head.sectors_per_request
     if before is not None and after is not None and before != after:
         yield Difference(SECTORS, before, after)
-
-
-def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
-    was, now = base.pages, head.pages
-    if was is None or now is None:
+    if base.pages is None or head.pages is None:
         return
-    counts = (
-        (GPU_FAULTS, was.gpu_faults, now.gpu_faults),
-        (CPU_FAULTS, was.cpu_faults, now.cpu_faults),
-        (MIGRATED, was.migrated, now.migrated),
-    )
-    for kind, before, after in counts:
-        if abs(after - before) > VARIES * before:
-            yield Difference(kind, before, after)
+    for kind, was, now in (
+        (GPU_FAULTS, base.pages.gpu_faults, head.pages.gpu_faults),
+        (CPU_FAULTS, base.pages.cpu_faults, head.pages.cpu_faults),
+        (MIGRATED, base.pages.migrated, head.pages.migrated),
+    ):
+        if abs(now - was) > VARIES * was:
+            yield Difference(kind, was, now)
 
 
 def measured_differently(base: Measurement, head: Measurement) -> str | None:

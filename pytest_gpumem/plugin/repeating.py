@@ -77,7 +77,6 @@ class RepeatFeature(Feature):
         self._announce()
 
     def _announce(self) -> None:
-        """Say how many processes have measured."""
         ended = len(self._session.further)
         self._say(f"{ended} of {counted(self._count, 'process')} measured")
 

@@ -4,8 +4,6 @@ The text behind a field, or below it, describes it; the JSON Schema has the same
 a type hold when JSON is read and written, not when a record is made.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta, Struct

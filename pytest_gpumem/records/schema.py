@@ -22,13 +22,7 @@ SCHEMA = 2  # Version of the layout
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
     Omission: ("key",),
-    Measurement: (
-        "latency",
-        "latency_per_access",
-        "bandwidth",
-        "noise",
-        "placement_spread",
-    ),
+    Measurement: ("latency", "latency_per_access", "bandwidth", "noise", "placement_spread"),
     DeviceFacts: ("key",),
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }

@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver as D  # noqa: N812
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import driver as D
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.checks import check_free, check_oversubscription, part_of
 from pytest_gpumem.devices.cuda import places

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import driver as D
 
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import DeviceError, Stream

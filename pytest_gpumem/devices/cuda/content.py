@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cuda.bindings import driver as D  # noqa: N812
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import driver as D
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.protocol import (
     OWN_CONTEXT,
@@ -86,18 +86,16 @@ def answer(result: Any) -> Any:
 
 def context_number(index: int) -> int | None:
     """The number of a GPU's primary context, or None. Unlike a handle, it is never used again."""
-    error, device = D.cuDeviceGet(index)
-    if int(error) != 0:  # as before cuInit
-        return None
-    error, _, active = D.cuDevicePrimaryCtxGetState(device)
-    if int(error) != 0 or not active:
-        return None
-    error, context = D.cuDevicePrimaryCtxRetain(device)
-    if int(error) != 0:
-        return None
-    error, number = D.cuCtxGetId(context)
-    D.cuDevicePrimaryCtxRelease(device)
-    return int(number) if int(error) == 0 else None
+    with suppress(NotCounted):  # as before cuInit
+        device = answer(D.cuDeviceGet(index))
+        _, active = answer(D.cuDevicePrimaryCtxGetState(device))
+        if active:
+            context = answer(D.cuDevicePrimaryCtxRetain(device))
+            try:
+                return int(answer(D.cuCtxGetId(context)))
+            finally:
+                D.cuDevicePrimaryCtxRelease(device)
+    return None
 
 
 class Context:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import runtime as R
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.compiler import HOLD

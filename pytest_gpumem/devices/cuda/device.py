@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.cuda.allocations import CudaMemory

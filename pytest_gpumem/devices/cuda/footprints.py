@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from cuda.bindings import driver as D  # noqa: N812
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import driver as D
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.allocations import has_pools
 from pytest_gpumem.devices.cuda.context import answer, context_number, is_captured

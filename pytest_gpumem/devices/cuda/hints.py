@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import cuda.bindings
-from cuda.bindings import driver as D  # noqa: N812
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import driver as D
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import AccessProperty, Advice, Stream, WindowSpec

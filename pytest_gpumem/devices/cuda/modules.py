@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import driver as D
 
 from pytest_gpumem.devices.cuda.context import answer
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words

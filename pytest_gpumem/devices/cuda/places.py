@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver as D  # noqa: N812
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import driver as D
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped, is_of_a_driver

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.checks import why_not_captured
 from pytest_gpumem.devices.cuda import hints, places

@@ -10,7 +10,7 @@ from cases import naming
 
 pytest.importorskip("cuda.bindings.runtime")
 
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import check

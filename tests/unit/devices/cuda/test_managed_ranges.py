@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings.runtime")
 
-from cuda.bindings import runtime as R  # noqa: N812
+from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda import hints
 from pytest_gpumem.devices.protocol import Advice
