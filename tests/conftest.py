@@ -66,8 +66,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def little_content(monkeypatch: pytest.MonkeyPatch) -> None:
     from pytest_gpumem.devices.simulated import memory
 
-    for name in ("BACKED_BYTES", "PREFIX_BYTES"):
-        monkeypatch.setattr(memory, name, 1 << 14)  # its results decide no time, and take some
+    # Its results decide no time, and take some.
+    monkeypatch.setattr(memory, "BACKED_BYTES", 1 << 14)
+    monkeypatch.setattr(memory, "PREFIX_BYTES", 1 << 12)
 
 
 @pytest.fixture

@@ -249,12 +249,12 @@ def step(job: str, name: str) -> tuple[str, dict[str, str]]:
     return next((script, variables) for named, script, variables in github(job) if named == name)
 
 
-def test_save_then_green_then_a_planted_regression_turns_it_red(
-    saved: Project, tmp_path: Path
-) -> None:
-    """GitHub's saves and turns red, GitLab's is green before; both gates are one command."""
+def test_save_then_green_then_red_then_accepted_and_saved(saved: Project, tmp_path: Path) -> None:
+    """GitHub's saves and turns red, GitLab's is green before and of what is accepted; both gates are one command."""
     project = saved.copied(tmp_path)
-    green = project.run(*gitlab("gpumem:gate"), **SIMULATED, GATE_OPTIONS="--screen-only")
+    github_gate, gitlab_gate = step("gate", "Gate"), gitlab("gpumem:gate")
+    assert "\ngpumem gate --accept-from-change $GATE_OPTIONS -- " in github_gate[0]
+    green = project.run(*gitlab_gate, **SIMULATED, GATE_OPTIONS="--screen-only")
     assert green.returncode == 0, green.stdout + green.stderr
     assert "gpumem gate: green (simulated): 1 row" in green.stdout
     assert "::error" not in green.stdout
@@ -266,7 +266,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(
         "GITHUB_STEP_SUMMARY": str(summary),
         "GITHUB_WORKSPACE": str(project.folder),
     }
-    red = project.run(*step("gate", "Gate"), **SIMULATED, **actions)
+    red = project.run(*github_gate, **SIMULATED, **actions)
     assert red.returncode == 1, red.stdout + red.stderr
     assert gate_result(red.stdout) == "gpumem gate: red (simulated): 1 of 1 row fails"
     (error,) = (line for line in red.stdout.splitlines() if line.startswith("::"))
@@ -278,14 +278,6 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(
     )
     assert "**1 row (simulated): 1 FAIL**" in summary.read_text()
 
-
-def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
-    saved: Project, tmp_path: Path
-) -> None:
-    project = saved.copied(tmp_path)
-    project.change("76 << 20")
-    github_gate, gitlab_gate = step("gate", "Gate"), gitlab("gpumem:gate")
-    assert project.run(*github_gate, **SIMULATED).returncode == 1
     accept = (
         ". .venv/bin/activate; gpumem accept test_it.py::test_copy --reason '$(touch planted) why'"
     )
@@ -295,7 +287,6 @@ def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
     assert done.returncode == 0, done.stdout + done.stderr
     last = "gpumem gate: green (simulated): 1 row, 1 of them accepted"
     assert gate_result(done.stdout) == last
-    assert "\ngpumem gate --accept-from-change $GATE_OPTIONS -- " in github_gate[0]
     done = project.run(*step("save", "Save"), **SIMULATED)
     assert done.returncode == 0, done.stdout
 

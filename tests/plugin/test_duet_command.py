@@ -330,6 +330,7 @@ def test_what_differs_between_the_sides(project: Project) -> None:
     project.write("test_imports.py", "import no_such_library\n")
     project.write("test_new.py", TESTS.replace("from kern import NBYTES", "NBYTES = 1 << 20"))
     project.write("test_import.py", "import no_such_library\n")
+    # The limit of a test is its own, whatever the option says.
     done = project.duet("main", "--json", "out.json", "--max-regression", "5%")
     assert done.returncode == 1, done.stderr
     document = json.loads((project.folder / "out.json").read_text())
@@ -359,6 +360,8 @@ def test_what_differs_between_the_sides(project: Project) -> None:
     new = sentences[r"test_slower[900%][new]"]
     assert new.startswith("base: no such measurement; base measures ")
     assert found[r"test_slower[None][slow]"]["paired"]["change"] > 0.9
+    limits = [found[rf"test_slower[{of}][slow]"]["paired"]["limit"] for of in ("900%", None)]
+    assert limits == [pytest.approx(9.0), 0.01]
 
 
 COUNTED = """
@@ -507,15 +510,3 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
         if line.strip().startswith("why: ")
     ]
     assert sum("declared bytes 128 MiB → 256 MiB" in line for line in whys) == 2
-
-
-def test_the_limit_of_a_test_is_its_own_whatever_the_option_says(project: Project) -> None:
-    limited = TESTS.replace(
-        "def test_same", "@pytest.mark.gpumem(max_regression='2%')\ndef test_same"
-    )
-    project.write("test_it.py", "import pytest  # another comment\n" + limited)
-    done = project.gate()
-    assert done.returncode == 0, done.stdout + done.stderr
-    played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
-    limits = {one["key"].partition("::")[2]: one["paired"]["limit"] for one in played["verdicts"]}
-    assert limits == {"test_mine": pytest.approx(0.05), "test_same": pytest.approx(0.02)}

@@ -503,13 +503,6 @@ def test_a_stricter_limit_of_the_change_holds(gate: Gate) -> None:
     assert "in this change" not in text
 
 
-def test_a_duet_holds_a_change_to_the_limits_of_base(gate: Gate, project: Project) -> None:
-    shutil.rmtree(project.folder / ".gpumem-baseline")
-    code, text = gate(SLOW | replaced('"5%"', '"900%"'), "origin/main -- -k test_copy")
-    assert code == 1, text
-    assert "red (simulated): 1 of 1 row fails; looser limits of 1 test" in text
-
-
 @pytest.mark.parametrize(
     ("factor", "option", "code"),
     [("1.5", "900%", 1), ("1.015", "0.1%", 0)],

@@ -46,12 +46,11 @@ def test_a_single_saved_process_passes_nothing(four_sizes: pytest.Pytester, gpum
     assert "--gpumem-strict: 4 rows undecided: this fails" in strict.stdout.str()
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_three_saved_processes_of_a_day_pass_the_same_code(
-    four_sizes: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]
+    four_sizes: pytest.Pytester, gpumem: Run
 ) -> None:
     gpumem(*SAVE_THREE)
-    result = gpumem("--gpumem-strict", "--benchmark-json=out.json", *workers)
+    result = gpumem("--gpumem-strict", "--benchmark-json=out.json")
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.OK
     assert set(verdicts(four_sizes).values()) == {("PASS", None)}
