@@ -101,7 +101,7 @@ def compile_kernels(compiler: str, folder: Path) -> None:
     (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
     flags = [
         "-std=c++20",
-        "-O1",
+        "-O0",
         "-fwrapv",
         "-ffp-contract=off",
         "-w",

@@ -61,11 +61,10 @@ def fake_cuda(pytester: pytest.Pytester, new_interpreters: None) -> None:
     )
 
 
-@pytest.mark.parametrize("option", ["--gpumem", "--gpumem-waits"])
 def test_a_session_without_our_fixtures_makes_no_cuda_call_and_no_thread(
-    pytester: pytest.Pytester, fake_cuda: None, option: str
+    pytester: pytest.Pytester, fake_cuda: None
 ) -> None:
-    """Neither before a test nor in it, also where the test forks."""
+    """Neither before a test nor in it, also where the test forks and waits are read."""
     pytester.makepyfile(
         """
         import os
@@ -85,7 +84,7 @@ def test_a_session_without_our_fixtures_makes_no_cuda_call_and_no_thread(
         """
     )
     others = ("-p", "no:cacheprovider", "-p", "no:rerunfailures")
-    options = ("--gpumem", "--gpumem-device", "cuda", *others, option)
+    options = ("--gpumem", "--gpumem-device", "cuda", *others, "--gpumem-waits")
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*Fake GPU*"])

@@ -59,9 +59,7 @@ def baseline(
 ) -> Callable[..., tuple[pytest.RunResult, Any]]:
     """Runs the tests, changed, against a baseline of them. Gives the result and what is missing: statuses by name."""
     pytester.makepyfile(test_a=TESTS)
-    quick = functools.partial(
-        gpumem, "--gpumem-budget=5 ms", "-o", "gpumem_placements=2", "-p", "no:randomly"
-    )
+    quick = functools.partial(gpumem, "-o", "gpumem_placements=2", "-p", "no:randomly")
     if not STORED:
         assert quick("--gpumem-save").ret == 0
         STORED.update(
@@ -187,7 +185,7 @@ def test_a_gate_is_red_by_it(
     assert gpumem("--gpumem-save").ret == 0
 
     def gate(words: tuple[str, ...] = ()) -> Result:
-        quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider", "-n0")
+        quick = ("--gpumem-device=sim", "--gpumem-budget=1 ms", "-p", "no:cacheprovider", "-n0")
         return CliRunner().invoke(
             main, ["gate", "--screen-only", "--max-regression", "50%", "HEAD", "--", *quick, *words]
         )
