@@ -168,7 +168,6 @@ def _identity(
     identity: dict[str, Any] = {}
     if figure == "memory":
         assert row.footprint is not None
-        # Else of libraries alone.
         identity["the driver's allocations watched"] = row.footprint.driver_watched
     else:
         measurement = row.measurement

@@ -61,7 +61,7 @@ class Store:
         """
         with uncollected():
             runs = [run for _, run in self.files()]
-            counting, left_out = _of_history(runs, ancestry)
+            counting, left_out = _counting(runs, ancestry)
             baseline = assemble(counting, self._facts, acceptances or Acceptances())
         note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out)
@@ -174,9 +174,15 @@ def _saved_row(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
         memory = footprint
     if times is None and memory is None:
         return None
-    accepted_time, accepted_memory = digest(row.key, "time"), digest(row.key, "memory")
-    saved = row.nodeid, row.label, times, memory, row.limits
-    return SavedRow(*saved, accepted_time, accepted_memory)
+    return SavedRow(
+        row.nodeid,
+        row.label,
+        times,
+        memory,
+        row.limits,
+        accepted_time=digest(row.key, "time"),
+        accepted_memory=digest(row.key, "memory"),
+    )
 
 
 def refusal(row: Row, simulated: bool) -> str | None:
@@ -216,7 +222,7 @@ def _paths(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
 
-def _of_history(
+def _counting(
     runs: Sequence[SavedRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
 ) -> tuple[list[SavedRun], str | None]:
     """Return the runs that count, and what is left out, in words."""

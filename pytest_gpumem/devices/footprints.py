@@ -330,7 +330,7 @@ class MemoryWatch:
             if not after.high and grown > reported:
                 bounds[library] = before.unused + max(grown, taken)
 
-        # Reported allocations, completed by counts.
+        # Allocations, completed by counts.
         peak, uses = account(changes)
         unknown = 0  # bytes by which the peak may be larger
         for library, after in figures.items():

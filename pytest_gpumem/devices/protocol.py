@@ -68,8 +68,8 @@ Graph = Any  # captured work; it owns the memory that was allocated during its c
 Hold = Any
 """Makes a stream wait while work is queued behind it: the work then has no launch gaps."""
 
-Cycle = Callable[[int, Stream], None]
-"""Allocates a number of bytes and frees them, on the stream if it allocates on streams."""
+AllocFree = Callable[[int, Stream], None]
+"""Allocates a number of bytes and frees them, on the stream if it can."""
 
 
 class Streams(Protocol):
@@ -193,7 +193,7 @@ class DeviceMemory(Protocol):
         there. Yields the node, or None if the block runs anywhere."""
         return nullcontext(None if node else 0)  # the only node is 0
 
-    def allocator(self, name: str) -> AbstractContextManager[Cycle]:
+    def allocator(self, name: str) -> AbstractContextManager[AllocFree]:
         """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported`."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
@@ -210,7 +210,7 @@ class Content(Protocol):
 
     @property
     def on_host(self) -> bool:
-        """CuPy cannot compute any more."""
+        """True once CuPy cannot compute any more."""
         return False
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:

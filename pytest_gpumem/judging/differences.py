@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -44,8 +44,9 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
             of_window = difference.field == "window" or difference.name == "set-aside of L2"
             if not (other_window and of_window):  # the measurement's window says it already
                 changed.append(difference)
-    if len(changed) > MOST:
-        changed[MOST:] = [Difference(FURTHER, now=len(changed) - MOST)]
+    further = len(changed) - MOST
+    if further > 0:
+        changed = [*changed[:MOST], Difference(FURTHER, now=further)]
     return tuple(changed)
 
 
@@ -83,12 +84,13 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
 
     A launch that moves more bytes is none: it does more work, and its time says by how much.
     """
-    for name in ("mode", "sampler", "window"):
-        was, now = getattr(base, name), getattr(head, name)
-        if was != now:
-            if name == "window":
-                was, now = window_text(was), window_text(now)
-            return f"{name} was {was} in base and is {now} in head"
+    if base.mode != head.mode:
+        return f"mode was {base.mode} in base and is {head.mode} in head"
+    if base.sampler != head.sampler:
+        return f"sampler was {base.sampler} in base and is {head.sampler} in head"
+    if base.window != head.window:
+        was, now = window_text(base.window), window_text(head.window)
+        return f"window was {was} in base and is {now} in head"
     if base.moved_bytes is None:
         return None
     before = base.moved_bytes.total
@@ -107,20 +109,23 @@ def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     """Return what head ran differently: steps, matched by kind and name, then state."""
     if ran_the_same(head, [base]):
         return ()
-    steps = []
+    changed = []
     for difference, times in Counter(_of_steps(base.launch, head.launch)).items():
-        steps.append(replace(difference, times=times))
-    if not steps and list(map(_token, base.launch)) != list(map(_token, head.launch)):
-        steps.append(Difference(ORDER))
-    return (*steps, *_of_state(base.state, head.state))
+        changed.append(replace(difference, times=times))
+    if not changed and list(map(_key, base.launch)) != list(map(_key, head.launch)):
+        changed.append(Difference(ORDER))
+    for name in dict.fromkeys([*base.state, *head.state]):
+        was, now = base.state.get(name, "none"), head.state.get(name, "none")
+        if was != now:
+            changed.append(Difference("state", was, now, name))
+    return tuple(changed)
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
     matched: dict[tuple[str, str], tuple[list[Step], list[Step]]] = {}
-    for step in base:
-        matched.setdefault(_token(step), ([], []))[0].append(step)
-    for step in head:
-        matched.setdefault(_token(step), ([], []))[1].append(step)
+    for side, steps in enumerate((base, head)):
+        for step in steps:
+            matched.setdefault(_key(step), ([], []))[side].append(step)
     for before, after in matched.values():
         for was, now in zip(before, after, strict=False):
             yield from _of_pair(was, now)
@@ -167,14 +172,7 @@ def _argument_words(words: Sequence[str]) -> str:
     return " ".join(word for word in words if word != "-")
 
 
-def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*base, *head]):
-        was, now = base.get(name, "none"), head.get(name, "none")
-        if was != now:
-            yield Difference("state", was, now, name)
-
-
-def _token(step: Step) -> tuple[str, str]:
+def _key(step: Step) -> tuple[str, str]:
     return step.kind, step.name
 
 

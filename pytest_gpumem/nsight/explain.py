@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def _count(
     counts = []
     head = sides[HEAD]
     for name, side in sides.items():
-        # Paths in the working tree become those of the side, which must not import the other's.
+        # A side has its own paths, and imports nothing of the other.
         side_arguments = [moved_word(word, side, head) for word in arguments]
         tests = [moved_word(test, side, head)]
         command = pytest_command(side_arguments, tests=tests, python=side.python)
@@ -145,7 +145,7 @@ def ran_differently(
     """What differs in a plain run of each side, by row. Raises `UserError`: a process broke off."""
     processes = Processes(sides, [*arguments, test], environment, evidence=True)
     records = []
-    with contextlib.closing(processes):
+    with closing(processes):
         for name in sides:
             process = processes.run(name)
             if process.error is not None:

@@ -3,11 +3,10 @@ all of them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -65,7 +64,7 @@ class RepeatFeature(Feature):
             evidence=session.evidence,  # what launches ran: some arguments vary by process
             say=self._say,
         )
-        with contextlib.closing(processes):
+        with closing(processes):
             for number in range(2, self._count + 1):
                 self._announce()
                 name = f"process {number} of {self._count} of --gpumem-processes"

@@ -76,21 +76,22 @@ class PageEvent(NamedTuple):
 
 def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
     """Add events up. `maps`: True if mappings are recorded too."""
-    totals, until = Counter[str](), Counter[str]()
+    totals, last_end = Counter[str](), Counter[str]()
     seconds = dict.fromkeys(_MOVES, 0.0)
     causes: dict[str, int] = {}
     pages = []  # of each group of GPU faults
     if maps:
         totals["mapped"] = 0
     for event in sorted(events, key=lambda event: event.start):
+        # A record of the CPU is one fault.
         totals[event.kind] += 1 if event.kind == "cpu_faults" else event.value
         if event.kind == "gpu_faults":
             pages.append(event.address)
         if event.kind in _MOVES:
             causes[event.why] = causes.get(event.why, 0) + event.value
-            begin = max(event.start, until[event.kind])  # copies that overlap count once
+            begin = max(event.start, last_end[event.kind])  # copies that overlap count once
             seconds[event.kind] += max(0, event.end - begin) / 1e9
-            until[event.kind] = max(until[event.kind], event.end)
+            last_end[event.kind] = max(last_end[event.kind], event.end)
     return PageCounts(
         **totals,
         gpu_groups=len(pages),

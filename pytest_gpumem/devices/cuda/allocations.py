@@ -25,7 +25,7 @@ from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
-    Cycle,
+    AllocFree,
     DeviceError,
     DeviceMemory,
     OutOfMemory,
@@ -198,7 +198,7 @@ class CudaMemory:
 
     part = staticmethod(part_of)
 
-    def allocator(self, name: str) -> AbstractContextManager[Cycle]:
+    def allocator(self, name: str) -> AbstractContextManager[AllocFree]:
         if name == "cudaMalloc":
             return nullcontext(partial(_cycle, R.cudaMalloc, R.cudaFree))
         if name == "cudaMallocAsync":
@@ -369,7 +369,7 @@ def _host_alloc(nbytes: int) -> Any:
 
 
 @contextmanager
-def _pool(index: int, threshold: int) -> Iterator[Cycle]:
+def _pool(index: int, threshold: int) -> Iterator[AllocFree]:
     """A new stream-ordered pool, in which `threshold` bytes stay across synchronisations."""
     check_pools(index)
     properties = R.cudaMemPoolProps()
@@ -393,7 +393,7 @@ def _pool(index: int, threshold: int) -> Iterator[Cycle]:
 
 
 @contextmanager
-def _cupy_pool() -> Iterator[Cycle]:
+def _cupy_pool() -> Iterator[AllocFree]:
     """A new pool of CuPy: the default pool's blocks are left alone."""
     import cupy
 
@@ -412,7 +412,7 @@ def _cupy_pool() -> Iterator[Cycle]:
 
 
 @contextmanager
-def _host_register() -> Iterator[Cycle]:
+def _host_register() -> Iterator[AllocFree]:
     """Page-locking of memory whose pages exist already."""
     array = np.zeros(0, dtype=np.uint8)
 

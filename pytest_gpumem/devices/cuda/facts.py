@@ -30,7 +30,7 @@ _PROGRAM = (
 
 
 def read_facts(index: int) -> list[DeviceFacts]:
-    """As `query`, in a child process but under a profiler, which would follow it."""
+    """As `query`, in a child process, but not under a profiler, which would follow it."""
     if not _installed("pynvml"):
         raise NoDevice("nvidia-ml-py cannot be imported: pip install nvidia-ml-py")
     for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):

@@ -157,7 +157,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
                     return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
         return MemoryKind.PAGEABLE if is_mapped(address) else None
 
-    def allocator(self, name: str) -> AbstractContextManager[protocol.Cycle]:
+    def allocator(self, name: str) -> AbstractContextManager[protocol.AllocFree]:
         """All take the same time."""
         kind = _ALLOCATED.get(name, MemoryKind.DEVICE)
 
