@@ -34,7 +34,7 @@ from pytest_gpumem.units import QuantityError
 
 LAYOUT = 4  # version of the layout
 _REMEDY = "restore the file from a copy, or delete it"
-_fields = cache(fields)  # of a kind of record
+_fields = cache(fields)
 
 
 class SavedRow(Record, frozen=True):
@@ -75,6 +75,7 @@ class SavedRun(Record, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
+        """Number of processes that measured."""
         numbers = [1]
         for row in self.rows:
             if row.measurement is not None:

@@ -17,6 +17,7 @@ def merged_record(records: Sequence[WhatRan]) -> WhatRan | None:
     merged = records[0]
     for record in records[1:]:
         merged = _masked_like(merged, record, differing=True)
+    # What differs is masked in all.
     others = [_masked_like(record, merged) for record in records]
     return merged if ran_the_same(merged, others) else None
 

@@ -77,7 +77,7 @@ def _starts_inside(call: Call) -> str | None:
 
 
 def _reached(nodes: Any, node: int, steps: int) -> int:
-    """Return the node reached, by squaring the map from node to next node: log2(steps) gathers."""
+    """Return the node reached. Each round doubles the steps of `jump`: log2(steps) gathers."""
     jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
     low, high = int(jump.min()), int(jump.max())
     if low < 0 or high >= jump.size:

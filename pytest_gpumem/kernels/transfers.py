@@ -65,7 +65,7 @@ def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
 
 
-def _whole_rows(call: Call) -> str | None:
+def _stride_divides(call: Call) -> str | None:
     size, stride = call.arrays["x"].size, int(call.scalars["stride"])
     if size % stride:
         return f"stride is {stride}, which does not divide the {size} elements"
@@ -114,6 +114,6 @@ KERNELS = (
         reference=_reread,
         dtypes=("f4", "i4"),  # the sectors of a strided read hold for 4-byte words
         section="CUDA C++ Best Practices Guide 9.1.3 Zero Copy",
-        checks=(calls.same_size("y", "x"), _whole_rows),
+        checks=(calls.same_size("y", "x"), _stride_divides),
     ),
 )

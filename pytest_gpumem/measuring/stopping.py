@@ -4,9 +4,9 @@ All times are seconds."""
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean, median
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def half_width(medians: Sequence[float]) -> float | None:
 def precise(medians: Sequence[float], wanted_share: float) -> bool:
     """True if the half-width is within the share `wanted_share` of the mean."""
     width = half_width(medians)
-    return width is not None and width <= wanted_share * statistics.fmean(medians)
+    return width is not None and width <= wanted_share * fmean(medians)
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
@@ -89,7 +89,7 @@ def enough(
         return True
     if count < FEW_SAMPLES and spent < NEGLIGIBLE_SHARE * budget:
         return False
-    medians = [statistics.median(samples) for samples in placements]
+    medians = [median(samples) for samples in placements]
     noise = sampling_error(placements)
     if len(medians) < 2:
         return 1.96 * noise <= wanted_share * medians[0]
@@ -163,7 +163,7 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     if _stepped(last):  # a rank correlation hardly notices a step near the end
         return False
     # A real but tiny trend must not prolong the warm-up.
-    early, late = statistics.median(last[: window // 2]), statistics.median(last[window // 2 :])
+    early, late = median(last[: window // 2]), median(last[window // 2 :])
     return bool(abs(late - early) <= DRIFT * late or trend_significance(last) > LEVEL)
 
 
@@ -172,16 +172,16 @@ def _stepped(series: Sequence[float]) -> bool:
     for count in range(2, WINDOW // 2 + 1):
         before, after = series[:-count], series[-count:]
         if max(after) < min(before) or min(after) > max(before):
-            late = statistics.median(after)
-            if abs(late - statistics.median(before)) > DRIFT * late:
+            late = median(after)
+            if abs(late - median(before)) > DRIFT * late:
                 return True
     return False
 
 
 def _resolving(samples: Sequence[float]) -> int:
     """Return how many samples resolve a drift, from the median absolute deviation of `samples`."""
-    middle = statistics.median(samples)
-    sigma = 1.4826 * statistics.median(abs(sample - middle) for sample in samples) / middle
+    middle = median(samples)
+    sigma = 1.4826 * median(abs(sample - middle) for sample in samples) / middle
     return max(WINDOW, math.ceil((_MEDIANS * sigma / RESOLVED) ** 2))
 
 

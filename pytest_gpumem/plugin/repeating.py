@@ -56,12 +56,12 @@ class RepeatFeature(Feature):
         if total is not None:
             arguments.append(f"--gpumem-budget={total / self._count!r} s total")
         folder = config.invocation_params.dir
-        side = Side("working tree", "", folder, folder, sys.executable)
+        side = Side("working tree", "", folder=folder, root=folder, python=sys.executable)
         processes = Processes(
             {HEAD: side},
             arguments,
             {**os.environ, FURTHER_PROCESS: "1"},
-            evidence=session.evidence,  # what launches ran: some arguments vary by process
+            evidence=session.evidence,  # arguments may vary by process
             say=self._say,
         )
         with closing(processes):

@@ -83,7 +83,7 @@ def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
     if maps:
         totals["mapped"] = 0
     for event in sorted(events, key=lambda event: event.start):
-        # A record of the CPU is one fault.
+        # A record of the CPU: one fault.
         totals[event.kind] += 1 if event.kind == "cpu_faults" else event.value
         if event.kind == "gpu_faults":
             pages.append(event.address)

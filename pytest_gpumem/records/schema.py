@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 
 
 class FileError(ValueError):
-    """A file that cannot be read, JSON of another schema, or a record that cannot be written, with
-    a value's path; without the file's name."""
+    """A file that cannot be read, JSON of another schema, or a record that cannot be written. Names
+    the value by its path, not the file."""
 
     def __str__(self) -> str:
         """Return a single line."""

@@ -5,7 +5,6 @@ The pytest of a side, `SCRIPT`, collects once, and forks each process before any
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -117,7 +117,7 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, "".join(lines))
 
 
-@contextlib.contextmanager
+@contextmanager
 def running(
     command: Sequence[str], environment: Mapping[str, str], errors: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
@@ -178,7 +178,7 @@ class ForkServer:
 
     def tell(self, value: object) -> None:
         """Send it a line. Does nothing if it has ended: its output says why."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._lines.write(json.dumps(value) + "\n")
             self._lines.flush()
 
@@ -193,7 +193,7 @@ class ForkServer:
                 return None
             if not line:
                 return None
-            with contextlib.suppress(ValueError):  # a process crashed within this line
+            with suppress(ValueError):  # a process crashed within this line
                 return dict(json.loads(line))
 
     def wait(self, timeout: float) -> int:
@@ -208,12 +208,12 @@ class ForkServer:
         if self._process.poll() is None:
             self._kill()
             self._process.wait()
-        with contextlib.suppress(OSError):  # an unsent line to a process that has ended
+        with suppress(OSError):  # an unsent line to a process that has ended
             self._lines.close()
         self._socket.close()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
 

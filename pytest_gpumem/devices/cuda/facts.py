@@ -84,8 +84,9 @@ def query(index: int) -> list[DeviceFacts]:
     from cuda.bindings import driver
 
     count = _device_count(driver)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    among = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
+    among, visible = "", os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        among = f" (CUDA_VISIBLE_DEVICES={visible})"
     if count == 0:
         raise NoDevice(f"the driver sees no GPU{among}")
     if index >= count:
@@ -94,19 +95,19 @@ def query(index: int) -> list[DeviceFacts]:
     device = _value(driver.cuDeviceGet(index))
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
     others.sort(key=lambda other: not _are_peers(driver, device, other))  # peers first
-    supported = int(_value(driver.cuDriverGetVersion()))
+    driver_cuda = int(_value(driver.cuDriverGetVersion()))
     try:
-        linked = _linked_version()
+        cupy_cuda = _cupy_version()
     except ImportError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise NoDevice(f"CuPy cannot be imported: {reason}") from None
-    if supported // 1000 < linked // 1000:
+    if driver_cuda // 1000 < cupy_cuda // 1000:
         raise NoDevice(
-            f"the driver supports CUDA {_dotted(supported)}, the installed CuPy needs CUDA "
-            f"{linked // 1000}: update the driver, or pip install -e "
-            f"'.[cuda{supported // 1000}]' in the clone"
+            f"the driver supports CUDA {_dotted(driver_cuda)}, the installed CuPy needs CUDA "
+            f"{cupy_cuda // 1000}: update the driver, or pip install -e "
+            f"'.[cuda{driver_cuda // 1000}]' in the clone"
         )
-    return [_read(driver, each, _dotted(linked)) for each in (device, *others)]
+    return [_read(driver, each, _dotted(cupy_cuda)) for each in (device, *others)]
 
 
 def uuid_of(index: int) -> str:
@@ -149,7 +150,7 @@ def _device_count(driver: Any) -> int:
     return int(_value(driver.cuDeviceGetCount()))
 
 
-def _linked_version() -> int:
+def _cupy_version() -> int:
     """CuPy's CUDA version, as 1000 x major + 10 x minor."""
     try:
         # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
