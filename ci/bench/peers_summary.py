@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from record_file import head
-from scipy import stats
+from scipy import special
 
 CONFIDENCE = 0.95
 
@@ -92,7 +92,7 @@ def spread_interval(values: Values) -> Interval | None:
     if n < 2:
         return None
     found, tail = spread(values), (1 - CONFIDENCE) / 2
-    above, below = (float(stats.chi2.ppf(share, n - 1)) for share in (1 - tail, tail))
+    above, below = (float(special.chdtri(n - 1, share)) for share in (tail, 1 - tail))
     return Interval(found, found * math.sqrt((n - 1) / above), found * math.sqrt((n - 1) / below))
 
 
@@ -113,8 +113,8 @@ def cost_ratio(
     tail, m, n = (1 - CONFIDENCE) / 2, len(ours) - 1, len(theirs) - 1
     return Interval(
         found,
-        found / float(stats.f.ppf(1 - tail, m, n)),
-        found * float(stats.f.ppf(1 - tail, n, m)),
+        found / float(special.fdtri(m, n, 1 - tail)),
+        found * float(special.fdtri(n, m, 1 - tail)),
     )
 
 
@@ -128,7 +128,7 @@ def mean_difference(ours: Values, theirs: Values) -> Interval | None:
     if a + b == 0:
         return Interval(difference, difference, difference)
     freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(a + b) / base
+    half = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(a + b) / base
     return Interval(difference, difference - half, difference + half)
 
 

@@ -191,15 +191,8 @@ def test_a_planted_fault_is_never_green_in_silence(
     pytester: pytest.Pytester, session: Run, seed: int
 ) -> None:
     draw = Draw.of(seed)
-    quick = (
-        *SIMULATED,
-        "--gpumem-processes=1",
-        "-o",
-        "gpumem_placements=2",
-        "-p",
-        "no:randomly",
-        "--gpumem-footprint=on",
-    )
+    own = "--gpumem-processes=1 --gpumem-footprint=on -o gpumem_placements=2 -p no:randomly"
+    quick = (*SIMULATED, *own.split())
     if draw.saved:
         if draw.kind not in BASELINES:
             write(pytester.path, Draw(draw.kind, "marker", None, False, "plain", ()).files(None))
@@ -255,18 +248,8 @@ class GateDraw:
         left_out = [
             one for one in LEFT_OUT if one != "outside of testpaths"
         ]  # a gate names its tests
-        planted = draw.choice(
-            [
-                None,
-                WORSE,
-                WORSE,
-                WORSE,
-                LOOSER,
-                LOOSER,
-                draw.choice(left_out),
-                draw.choice(left_out),
-            ]
-        )
+        left = [draw.choice(left_out), draw.choice(left_out)]
+        planted = draw.choice([None, WORSE, WORSE, WORSE, LOOSER, LOOSER, *left])
         words = (
             ()
             if planted == "another test is named"

@@ -222,17 +222,7 @@ def test_without_workers_a_test_has_the_gpus_too(seen: Seen) -> None:
     ("arguments", "visible"),
     [
         (("-n", "2", "--gpumem-device", "cuda:0"), None),
-        (
-            (
-                "--dist",
-                "load",
-                "--tx",
-                "popen//env:CUDA_VISIBLE_DEVICES=GPU-b",
-                "--tx",
-                "popen//env:CUDA_VISIBLE_DEVICES=GPU-b",
-            ),
-            "GPU-b",
-        ),
+        (("--dist", "load", "--tx", "2*popen//env:CUDA_VISIBLE_DEVICES=GPU-b"), "GPU-b"),
     ],
     ids=["one device", "own choice"],
 )
@@ -289,14 +279,9 @@ def test_a_worker_whose_gpu_is_of_another_model_ends_the_session(
 ) -> None:
     """Such as a MIG instance of another profile: CUDA shows one instance to a process, so that the controller does not know the others."""
     seen.write(MEASURED)
-    workers = (
-        "--dist",
-        dist,
-        "--tx",
-        "popen//env:CUDA_VISIBLE_DEVICES=GPU-other",
-        "--tx",
-        "popen//env:CUDA_VISIBLE_DEVICES=GPU-a",
-    )
+    workers = ["--dist", dist]
+    for gpu in ("GPU-other", "GPU-a"):
+        workers += ["--tx", f"popen//env:CUDA_VISIBLE_DEVICES={gpu}"]
     result = seen.run(*workers, "--gpumem-save", "--benchmark-json=out.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in result.errlines if "ERROR" in line)

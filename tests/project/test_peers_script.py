@@ -42,38 +42,24 @@ def test_the_whole_script_on_the_simulated_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "peers.json"
-    common = (
-        "--device",
-        "sim",
-        "--peers",
-        "gpumem",
-        "--sizes",
-        "4096",
-        "--json",
-        str(file),
-        "--processes",
-        "1",
-    )
+    options = "--device sim --peers gpumem --sizes 4096 --processes 1 --json"
+    common = (*options.split(), str(file))
     assert run_script(monkeypatch, *common) == 0
     held = json.loads(file.read_text())
-    assert [case["way"] for case in held["runs"][0]["cases"]] == [
+    ways = [
         "gpumem clean-cold",
         "gpumem dirty-cold",
         "gpumem hot",
         "gpumem hot, one placement",
     ]
+    assert [case["way"] for case in held["runs"][0]["cases"]] == ways
     clean = held["runs"][0]["cases"][0]
     assert len(clean["medians"]) >= 8
     assert clean["wall"] > 0
     reported = [
         row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("corrected")
     ]
-    assert reported == [
-        "gpumem clean-cold",
-        "gpumem dirty-cold",
-        "gpumem hot",
-        "gpumem hot, one placement",
-    ]
+    assert reported == ways
 
     assert run_script(monkeypatch, *common) == 0
     both = json.loads(file.read_text())

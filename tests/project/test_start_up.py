@@ -121,17 +121,9 @@ def test_it(gpu_benchmark):
     print("imported:", *before_samples)
 """
 
+THIRD_PARTIES = "scipy jinja2 rich matplotlib click concurrent.futures.thread asyncio unittest.mock"
 LATER = {
-    *(
-        "scipy",
-        "jinja2",
-        "rich",
-        "matplotlib",
-        "click",
-        "concurrent.futures.thread",
-        "asyncio",
-        "unittest.mock",
-    ),
+    *THIRD_PARTIES.split(),
     *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "nsight")),
     "pytest_gpumem.reporting.html",
 }
@@ -143,17 +135,8 @@ def test_little_is_imported_before_the_first_sample(
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(MEASURES)
-    ran = pytester.runpytest_subprocess(
-        "-s",
-        "-p",
-        "benchmark",
-        "-p",
-        "gpumem",
-        "--gpumem",
-        "--gpumem-device=sim",
-        "-p",
-        "no:cacheprovider",
-    )
+    options = "-s -p benchmark -p gpumem --gpumem --gpumem-device=sim -p no:cacheprovider"
+    ran = pytester.runpytest_subprocess(*options.split())
     (line,) = (line for line in ran.outlines if "imported:" in line)
     names = set(line.split())
     assert "pytest_gpumem.measuring.measure" in names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
 
 from pytest_gpumem.measuring.stopping import MOST_WINDOW, WINDOW, steady, trend_significance
 
@@ -56,6 +55,8 @@ def test_a_step_is_not_steady_before_half_of_the_window_lies_behind_it() -> None
 
 
 def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
+    from scipy import stats  # slow: here, not in each worker
+
     random = np.random.default_rng(7)
     for _ in range(100):
         series = list(
