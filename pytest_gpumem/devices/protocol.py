@@ -1,7 +1,7 @@
 """The interface of the CUDA and the simulated device.
 
-Addresses are integers, sizes bytes, times seconds. A method with a body serves a device without
-the feature.
+Addresses are integers, sizes bytes, times seconds. A method with a body is that of a device
+without the feature.
 """
 
 from __future__ import annotations

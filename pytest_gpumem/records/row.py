@@ -31,13 +31,13 @@ class Difference(Record, frozen=True, omit_defaults=True):
 
     kind: str
     """What differs: "declared bytes", "sectors per request", "access-policy window", "GPU page
-    faults", "CPU page faults", "migrated bytes"; a kind of step such as "kernel", "call", "state"
-    or "order"; or "further differences", whose number is `now`."""
+    faults", "CPU page faults", "migrated bytes"; a kind of step such as "kernel"; "state", "order",
+    or "further differences", whose number is `now`."""
     was: Value = None  # Value on the first side; None for what was added, and where it is unknown
     now: Value = None
     """Value on the second side; None for what was removed, and where it is unknown."""
-    name: str = ""  # Kernel, direction of a copy, function of CUDA, or part of the state
-    field: str = ""  # Of a step or call: what changed, such as "grid" or "argument 3"
+    name: str = ""  # Of the step, or of a part of the state
+    field: str = ""  # Of a step: what changed, such as "grid" or "argument 3"
     times: Count = 1  # Steps of the launch that differ so
 
 
