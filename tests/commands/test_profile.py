@@ -134,16 +134,8 @@ def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused
     said = complaint(gpumem("nsys"), 4)
     assert "GPUMEM_DEVICE=sim:h100: Nsight sees nothing of it; use a GPU" in said
     # The command line wins, and its last word.
-    result = gpumem(
-        "nsys",
-        "-o",
-        "r",
-        "--",
-        "--gpumem-device",
-        "sim",
-        "--gpumem-device=cuda:2",
-        does='echo > "$report"',
-    )
+    words = "nsys -o r -- --gpumem-device sim --gpumem-device=cuda:2"
+    result = gpumem(*words.split(), does='echo > "$report"')
     assert result.exit_code == 0
     said = complaint(gpumem("nsys", "--", "--gpumem-device=cuda", "--gpumem-device", "sim"), 4)
     assert "--gpumem-device sim: Nsight sees nothing" in said

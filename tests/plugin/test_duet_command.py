@@ -88,15 +88,8 @@ def complaint(done: Done[str]) -> str:
 
 def run_of(project: Project) -> dict[str, Any]:
     """The results of a run that compared all tests with a baseline."""
-    run = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--gpumem",
-        "--gpumem-processes=1",
-        "--gpumem-max-regression=1%",
-    ]
-    run += ["--benchmark-json=run.json", *PROCESSES]
+    options = "--gpumem-processes=1 --gpumem-max-regression=1% --benchmark-json=run.json"
+    run = [sys.executable, "-m", "pytest", "--gpumem", *options.split(), *PROCESSES]
     for _ in range(2):
         done = subprocess.run(
             [*run, "--gpumem-save"],
@@ -459,17 +452,8 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
     project: Project,
 ) -> None:
     """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
-    save = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--gpumem",
-        "--gpumem-save",
-        "--gpumem-processes=1",
-        *PROCESSES,
-        "-k",
-        "test_same",
-    ]
+    options = "-m pytest --gpumem --gpumem-save --gpumem-processes=1 -k test_same"
+    save = [sys.executable, *options.split(), *PROCESSES]
     subprocess.run(
         save, cwd=project.folder, env=project.environment, check=True, capture_output=True
     )

@@ -71,16 +71,8 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(
     gpumem_command: Run, pytester: pytest.Pytester
 ) -> None:
     # A strict project whose tests run in three processes: none of that applies under a profiler.
-    done = gpumem_command(
-        "profile",
-        "nsys",
-        "--test",
-        "test_suite.py::test_copy[2]",
-        "--",
-        "test_suite.py",
-        GPUMEM_STRICT="1",
-        GPUMEM_PROCESSES="3",
-    )
+    words = "profile nsys --test test_suite.py::test_copy[2] -- test_suite.py"
+    done = gpumem_command(*words.split(), GPUMEM_STRICT="1", GPUMEM_PROCESSES="3")
     assert done.returncode == 0, done.stderr
     file = pytester.path / "test_copy_2.nsys-rep"
     report: dict[str, Any] = json.loads(file.read_text())
@@ -113,17 +105,9 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(
 def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(
     gpumem_command: Run, pytester: pytest.Pytester
 ) -> None:
+    tests = "--test test_suite.py::test_copy --test ./test_suite.py::test_other"
     done = gpumem_command(
-        "profile",
-        "ncu",
-        "--test",
-        "test_suite.py::test_copy",
-        "--test",
-        "./test_suite.py::test_other",
-        "-o",
-        "some",
-        "--tool-options",
-        "--set full",
+        "profile", "ncu", *tests.split(), "-o", "some", "--tool-options", "--set full"
     )
     assert done.returncode == 1, done.stderr  # test_other fails
     report = json.loads((pytester.path / "some.ncu-rep").read_text())

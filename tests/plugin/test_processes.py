@@ -27,13 +27,8 @@ def test_each_row_is_of_several_fresh_processes(
 ) -> None:
     pytester.makepyfile(COPY)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    result = gpumem(
-        "--gpumem-processes",
-        "3",
-        "--benchmark-json=out.json",
-        "--gpumem-save",
-        "--junitxml=junit.xml",
-    )
+    options = "--gpumem-processes 3 --benchmark-json=out.json --gpumem-save --junitxml=junit.xml"
+    result = gpumem(*options.split())
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(
         [

@@ -200,14 +200,7 @@ def test_the_marker_is_strict() -> None:
         *("max_peak", "max_kept", "max_peak_regression"),
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *(
-            "gpus",
-            "oversubscribe",
-            "warmups",
-            "adopt",
-            "allow_waits",
-            "allow_kept",
-        ),
+        *("gpus", "oversubscribe", "warmups", "adopt", "allow_waits", "allow_kept"),
     }
 
 
