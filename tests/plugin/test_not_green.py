@@ -71,8 +71,8 @@ def no_baseline(project: Project) -> None:
     shutil.rmtree(project.folder / ".gpumem-baseline")
 
 
-def holding(text: str) -> Callable[[Project], None]:
-    return lambda project: project.write("test_it.py", text)
+def holding(text: str, name: str = "test_it.py") -> Callable[[Project], None]:
+    return lambda project: project.write(name, text)
 
 
 def after_files(text: str) -> str:
@@ -80,68 +80,43 @@ def after_files(text: str) -> str:
     return re.split(r"gpumem gate: \d files", text)[1]
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "arguments", "code"),
-    [
-        pytest.param(
-            lambda project: None,
-            "",
-            "",
-            0,
-            id="nothing changed: green, else the others would show nothing",
-        ),
-        pytest.param(no_baseline, "", "", 6, id="no baseline, or an evicted cache"),
-        pytest.param(holding(TESTS + SKIP), "", "", 1, id="skipped after it was measured"),
-        pytest.param(
-            holding(TESTS.replace("    gpu_b", f"{SKIP}    gpu_b")),
-            "",
-            "",
-            1,
-            id="all tests skipped",
-        ),
-        pytest.param(lambda project: None, "", "-k nothing", 6, id="all tests deselected"),
-        pytest.param(holding(""), "", "", 1, id="all tests gone"),
-        pytest.param(holding(SECOND + TESTS), "", "-x", 1, id="-x after one"),
-        pytest.param(
-            lambda project: project.write("conftest.py", CRASH),
-            "",
-            "",
-            6,
-            id="a crash while judging",
-        ),
-        pytest.param(
-            lambda project: None, "--strict", "", 6, id="results of the simulated device, strictly"
-        ),
-    ],
-)
-def test_what_is_not_judged_is_not_green(
-    project: Project,
-    gate: Gate,
-    change: Callable[[Project], None],
-    options: str,
-    arguments: str,
-    code: int,
-) -> None:
+def unchanged(project: Project) -> None:
+    pass
+
+
+CASES = {
+    "nothing changed: green, else the others would show nothing": (unchanged, "", "", 0),
+    "no baseline, or an evicted cache": (no_baseline, "", "", 6),
+    "skipped after it was measured": (holding(TESTS + SKIP), "", "", 1),
+    "all tests skipped": (holding(TESTS.replace("    gpu_b", f"{SKIP}    gpu_b")), "", "", 1),
+    "all tests deselected": (unchanged, "", "-k nothing", 6),
+    "all tests gone": (holding(""), "", "", 1),
+    "-x after one": (holding(SECOND + TESTS), "", "-x", 1),
+    "a crash while judging": (holding(CRASH, "conftest.py"), "", "", 6),
+    "results of the simulated device, strictly": (unchanged, "--strict", "", 6),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_judged_is_not_green(project: Project, gate: Gate, case: str) -> None:
+    change, options, arguments, code = CASES[case]
     change(project)
     ended, text = gate(options, arguments)
     assert ended == code, text
 
 
-@pytest.mark.parametrize("leaves", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str) -> None:
-    project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import os\n    {leaves}\n")
-    ended, text = gate(isolated=True)
-    assert ended == 1, text
-    assert "nothing was measured" not in text
-
-
-def test_a_process_without_workers_that_ends_by_itself_is_no_verdict(
-    project: Project, gate: Gate
+@pytest.mark.parametrize(
+    ("leaves", "isolated", "code"),
+    [("os._exit(0)", True, 1), ("os.kill(os.getpid(), 9)", True, 1), ("os._exit(0)", False, 6)],
+)
+def test_a_process_that_ends_by_itself_is_not_green(
+    project: Project, gate: Gate, leaves: str, isolated: bool, code: int
 ) -> None:
-    project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import os\n    os._exit(0)\n")
-    ended, text = gate(isolated=False)
-    assert ended == 6, text
-    assert "no verdict: nothing was measured" in text
+    """A worker's test is red; without workers there is no verdict."""
+    project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import os\n    {leaves}\n")
+    ended, text = gate(isolated=isolated)
+    assert ended == code, text
+    assert ("no verdict: nothing was measured" in text) == (code == 6)
 
 
 LOST = """from conftest import lose
