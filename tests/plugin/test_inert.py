@@ -58,12 +58,6 @@ def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
     }
 
 
-def test_simulated_session_imports_no_cuda_package(pytester: pytest.Pytester) -> None:
-    on = modules_after(pytester, "--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
-    assert "pytest_gpumem.devices.simulated.datasheets" in on
-    assert not on & {"cupy", "cuda", "pynvml"}
-
-
 def test_tests_that_use_our_fixtures_skip(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
