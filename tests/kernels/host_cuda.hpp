@@ -2,7 +2,6 @@
 // exchanges values within it, or all threads of a block where they share memory. Side by side means on one thread of the system, each as
 // far as its barriers let it: the first threads run ahead in one block, the last ones in the next, so a missing barrier is met every time.
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <ucontext.h>
 #include <vector>
@@ -60,7 +59,8 @@ struct Thread {
 inline std::vector<Thread> together;
 inline Thread* running;
 inline ucontext_t scheduler;
-inline std::function<void()> kernel;
+inline void (*kernel)(void const*);
+inline void const* kernel_arguments;
 inline unsigned passed_barriers;
 inline bool stuck;
 
@@ -77,7 +77,7 @@ inline void Barrier::arrive_and_wait()
 
 inline void run_kernel()
 {
-    kernel();
+    kernel(kernel_arguments);
     running->done = true;
 }
 
@@ -146,7 +146,8 @@ template <class Body>
 void launch(unsigned blocks, unsigned threads, unsigned shared_bytes, unsigned side_by_side, Body body)
 {
     shared_overrun = stuck = false;
-    kernel = body;
+    kernel = [](void const* arguments) { (*static_cast<Body const*>(arguments))(); };
+    kernel_arguments = &body;
     blockDim = {threads}, gridDim = {blocks};
     for (unsigned block = 0; block < blocks; ++block) {
         blockIdx = {block};

@@ -99,7 +99,7 @@ def compile_kernels(compiler: str, folder: Path) -> None:
         source = on_host(sources.read(name))
         spaces += f"namespace {Path(name).stem}_cu {{\n{source}\n}}\n"
     (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
-    flags = "-std=c++20 -O0 -fwrapv -ffp-contract=off -w -pthread -shared -fPIC"
+    flags = "-std=c++17 -O0 -fwrapv -ffp-contract=off -w -pthread -shared -fPIC"
     built = subprocess.run(
         [compiler, *flags.split(), "kernels.cpp", "-o", "kernels.so"],
         cwd=folder,
