@@ -24,20 +24,12 @@ import pytest
 from _pytest.config import default_plugins
 
 SERVER = multiprocessing.get_context("forkserver")
+OTHERS = (
+    "pytest execnet.gateway_io numpy.ma numpy.random rich.console rich.text email.parser"
+    " unittest pdb readline jinja2"
+)
 SERVER.set_forkserver_preload(
-    [
-        "pytest",
-        "execnet.gateway_io",
-        "numpy.ma",
-        "numpy.random",
-        "rich.console",
-        "rich.text",
-        "email.parser",
-        "unittest",
-        "pdb",
-        "readline",
-        "jinja2",
-    ]
+    OTHERS.split()
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping")]

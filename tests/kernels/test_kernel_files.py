@@ -8,16 +8,10 @@ from installing import ROOT
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
-NAMES = {
-    "stream.cu",
-    "l2_persistence.cu",
-    "l2_bandwidth.cu",
-    "unified_memory.cu",
-    "access_pattern.cu",
-    "transpose.cu",
-    "latency.cu",
-    "transfers.cu",
-}
+STEMS = (
+    "stream l2_persistence l2_bandwidth unified_memory access_pattern transpose latency transfers"
+)
+NAMES = {f"{stem}.cu" for stem in STEMS.split()}
 
 
 def test_every_source_is_used_and_every_used_one_is_there() -> None:

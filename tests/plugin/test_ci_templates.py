@@ -315,12 +315,8 @@ def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
         assert len(list((project.folder / ".gpumem-baseline").glob("*/gpumem/*.json"))) == number
         shutil.rmtree(project.folder / ".gpumem-baseline")
     # A server that does not answer is no empty baseline.
-    assert (
-        project.run(
-            fetch, {**variables, **own, "CI_REPOSITORY_URL": f"{upstream}/nowhere"}
-        ).returncode
-        != 0
-    )
+    nowhere = {**variables, **own, "CI_REPOSITORY_URL": f"{upstream}/nowhere"}
+    assert project.run(fetch, nowhere).returncode != 0
 
 
 @pytest.mark.parametrize(
@@ -355,16 +351,10 @@ def test_a_suite_that_needs_the_gpu_does_not_block_the_gate(
     project: Project, tests: str, gitlabs: bool, code: int
 ) -> None:
     project.write("test_it.py", tests)
-    assert (
-        project.run(
-            *(
-                gitlab("gpumem:simulated")
-                if gitlabs
-                else step("simulated", "Run on the simulated device")
-            )
-        ).returncode
-        == code
-    )
+    job = gitlab("gpumem:simulated")
+    if not gitlabs:
+        job = step("simulated", "Run on the simulated device")
+    assert project.run(*job).returncode == code
 
 
 GH = """

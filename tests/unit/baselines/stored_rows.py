@@ -15,17 +15,7 @@ from pytest_gpumem.records.row import Row, Verdict
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
 SIMULATED = replace(H100, simulated=True)
 
-MEASURED = (
-    "mode",
-    "sampler",
-    "target",
-    "profiled",
-    "conditions",
-    "overhead",
-    "notes",
-    "moved_bytes",
-    "window",
-)
+MEASURED = "mode sampler target profiled conditions overhead notes moved_bytes window"
 """Arguments of `row` that belong to its measurement."""
 
 
@@ -36,7 +26,7 @@ def row(
     outcome: Outcome = Outcome.PASS,
     **changes: Any,
 ) -> Row:
-    measured = {key: changes.pop(key) for key in MEASURED if key in changes}
+    measured = {key: changes.pop(key) for key in MEASURED.split() if key in changes}
     around = ((latency, latency * 1.001), (latency, latency * 0.999))
     triad = {
         "target": "triad",

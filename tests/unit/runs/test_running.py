@@ -49,14 +49,8 @@ def test_the_users_arguments_come_after_the_commands_and_before_what_it_relies_o
         ),
         *("-k", "fast", "a.py::test_x", f"--benchmark-json={tmp_path / 'r.json'}"),
     ]
-    assert pytest_command(["a.py"], python="python3") == [
-        "python3",
-        "-u",
-        "-m",
-        "pytest",
-        "--gpumem",
-        "a.py",
-    ]
+    command = pytest_command(["a.py"], python="python3")
+    assert command == ["python3", "-u", "-m", "pytest", "--gpumem", "a.py"]
     assert ONLY_PLUGIN in pytest_command(tests=[])
 
 

@@ -76,17 +76,8 @@ def test_precedence() -> None:
 def test_rare_options_are_ini_keys_alone() -> None:
     rare = {option.name for option in OPTIONS if option.ini_only}
     assert rare == {
-        *("placements", "precision", "sampler"),
-        *(
-            "max_gpu_page_faults",
-            "max_migrated",
-            "max_kernels",
-            "max_copies",
-            "max_copied_bytes",
-            "max_waits",
-            "max_spill",
-        ),
-        "adopt",
+        *("placements", "precision", "sampler", "adopt", "max_waits", "max_spill"),
+        *("max_gpu_page_faults", "max_migrated", "max_kernels", "max_copies", "max_copied_bytes"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(
