@@ -19,16 +19,6 @@ needs_pip = pytest.mark.skipif(
 )
 
 
-def copied(folder: Path) -> Path:
-    """A copy of what the build reads: builds leave files behind."""
-    for name in ("pytest_gpumem", "kernels"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pytest_gpumem_entry.py", "LICENSE", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
-    (folder / "README.md").write_text("pytest-gpumem\n")
-    return folder
-
-
 def copied_as_tracked(folder: Path) -> Path:
     """A copy of every file of the repository; of the whole folder, if it is none."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)

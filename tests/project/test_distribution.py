@@ -6,37 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
-from pathlib import Path
 
-from installing import ROOT, build, copied_as_tracked, needs_pip
+from installing import ROOT
 
 import pytest_gpumem
-from pytest_gpumem import MiB
-
-
-@needs_pip
-def test_the_source_distribution_has_documents_no_tests_and_no_records_and_builds_the_wheel(
-    tmp_path: Path,
-) -> None:
-    project = copied_as_tracked(tmp_path / "project")
-    archive = build("sdist", project, tmp_path)
-    with tarfile.open(archive) as tar:
-        names = {name.partition("/")[2] for name in tar.getnames()}
-        tar.extractall(tmp_path, filter="data")
-    tracked = {
-        path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()
-    }
-    folders, left_out = ("docs/", "kernels/", "pytest_gpumem/", "ci/"), ("tests/", "ci/records/")
-    assert {
-        name
-        for name in tracked
-        if name.startswith(folders) and not name.startswith(left_out) and "egg-info" not in name
-    } <= names
-    assert not [name for name in names if name.startswith(left_out)]
-    assert archive.stat().st_size < 2 * MiB
-    assert {"pytest_gpumem_entry.py", "CHANGELOG.md", "mkdocs.yml", "LICENSE", "README.md"} <= names
-    build("wheel", tmp_path / archive.name.removesuffix(".tar.gz"), tmp_path)
 
 
 def test_the_public_names_are_there_and_cost_nothing_until_they_are_used() -> None:

@@ -6,12 +6,14 @@ import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
-from installing import ROOT, build, copied, environment, needs_pip, pip
+from installing import ROOT, build, copied_as_tracked, environment, needs_pip, pip
 
+from pytest_gpumem import MiB
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
 PROGRAM = """
@@ -78,11 +80,33 @@ def test_found_in_the_checkout_from_elsewhere(tmp_path: Path) -> None:
     assert files == expected()
 
 
+def source_distribution(folder: Path) -> Path:
+    """Build and unpack it. It has documents, no tests and no records."""
+    project = copied_as_tracked(folder / "project")
+    archive = build("sdist", project, folder)
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+        tar.extractall(folder, filter="data")
+    tracked = {
+        path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()
+    }
+    folders, left_out = ("docs/", "kernels/", "pytest_gpumem/", "ci/"), ("tests/", "ci/records/")
+    assert {
+        name
+        for name in tracked
+        if name.startswith(folders) and not name.startswith(left_out) and "egg-info" not in name
+    } <= names
+    assert not [name for name in names if name.startswith(left_out)]
+    assert archive.stat().st_size < 2 * MiB
+    assert {"pytest_gpumem_entry.py", "CHANGELOG.md", "mkdocs.yml", "LICENSE", "README.md"} <= names
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
 @needs_pip
 def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(
     tmp_path: Path,
 ) -> None:
-    wheel = build("wheel", copied(tmp_path / "project"), tmp_path)
+    wheel = build("wheel", source_distribution(tmp_path), tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         assert {
             f"pytest_gpumem/kernels/cu/{path.name}" for path in (ROOT / "kernels").glob("*.cu")
