@@ -42,6 +42,18 @@ with suppress(ImportError):
 
 quick_plugins.remember()
 
+SHARING = ("test_planted_faults", "test_lost_measurements")
+"""Modules that keep the baseline of their first test."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under `--dist loadgroup` one worker has the tests that share a saved project or baseline."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            module = item.path.stem
+            if "saved" in getattr(item, "fixturenames", ()) or module in SHARING:
+                item.add_marker(pytest.mark.xdist_group(module))
+
 
 @pytest.fixture(autouse=True)
 def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
