@@ -25,7 +25,7 @@ from pytest_gpumem.records.schema import document_from_json
 ROW = ("nodeid", "label", "limits", "verdict", "failed", "extra")
 MEASUREMENT = (
     "label target mode sampler sampler_reason half_width moved_bytes footprint floor window"
-    " checked notes accesses_per_launch overlap sectors_per_request requested work_seen busy"
+    " checked notes migrations accesses_per_launch overlap sectors_per_request requested work_seen busy"
 )
 """Fields that are kept as they are."""
 

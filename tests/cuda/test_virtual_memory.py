@@ -175,5 +175,4 @@ def test_a_reset_of_the_device_ends_no_process(tmp_path: Path) -> None:
     done = session(tmp_path, RESET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
-    assert "after test_it.py::test_resets, the GPU's primary context was" in done.stdout
     assert "Fatal Python error" not in done.stderr
