@@ -105,8 +105,6 @@ def _lines_of_code(value: Any) -> tuple[str, ...]:
 
 
 class Option(NamedTuple):
-    """An option with its names in all places."""
-
     name: str  # its field in `Settings`
     parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
     help: str  # for `pytest --help` and the documentation

@@ -30,12 +30,12 @@ class Names:
         nodeids = list(dict.fromkeys(collected))
         shared = Counter(_base(nodeid) for nodeid in nodeids)
         self._names: dict[str, str] = {}
+        # Used before any test: of those that share a name, the first gets a hash too.
         self._used = {base for base, count in shared.items() if count > 1}
         for nodeid in nodeids:
             self.unique(nodeid)
 
     def unique(self, nodeid: str) -> str:
-        """Return the name of a test."""
         if nodeid not in self._names:
             name, length = _base(nodeid), 6
             while name in self._used:

@@ -19,8 +19,6 @@ LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every 
 
 @dataclass(frozen=True)
 class ResultFile:
-    """The content of a file."""
-
     path: Path
     document: Document
     utc: str  # time of writing, ISO 8601

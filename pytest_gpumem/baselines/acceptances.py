@@ -68,8 +68,6 @@ class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file."""
-
     test: NotBlank  # node id of the test, or what selects it
     reason: NotBlank
     who: NotBlank

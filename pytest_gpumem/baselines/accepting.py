@@ -85,7 +85,6 @@ def absolute_limits(row: Row) -> list[str]:
 
 
 def command(row: Row) -> str:
-    """Return the command that accepts what `changes_of` yields of a row."""
     words = ["gpumem", "accept", row.key]
     for change in changes_of(row):
         what = change.up_to or change.figure

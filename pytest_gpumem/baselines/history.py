@@ -60,7 +60,8 @@ class Baseline:
     def enters(self, row: Row, figure: Figure, today: date) -> bool:
         """Return whether a figure is to be saved: its reference is not full, or it gained.
 
-        So on the day after a gain, and where limits changed: a gate compares them with the newest.
+        The day after a gain is saved too: only successive gains begin a reference anew. So are
+        changed limits, which a gate compares with the newest row.
         """
         days = self._days(row, figure)
         reference, later = days[:DAYS], days[DAYS:]
@@ -68,13 +69,13 @@ class Baseline:
             return True
         if _limits_of_test(row) != _limits_of_test(days[-1][-1]):
             return True
+        # Would three days like this row, or like the last saved day, begin the reference anew?
         if gained(reference, [[row]] * SUCCESSIVE, figure):
             return True
         before = [day for day in later if day[0].file.utc.date() < today]
         return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE, figure)
 
     def measured_differently(self, row: Row) -> bool:
-        """Return whether a measured row is new because it is measured in another way."""
         from pytest_gpumem.judging.differences import measured_differently
 
         runs = times_of(self._saved(row.key, "time"))
@@ -83,7 +84,6 @@ class Baseline:
         return measured_differently(runs[-1][1], row.measurement) is not None
 
     def why_new(self, row: Row, figure: Figure = "time") -> str:
-        """Return why a figure of a row has no reference."""
         runs = self._saved(row.key, figure)
         if not runs:
             return self.note or "the baseline holds no such row"
@@ -212,7 +212,7 @@ def _limits_of_test(row: Row | SavedRow) -> dict[str, str | None]:
 
 
 def _from_last_gain(days: Days, figure: Figure) -> Days:
-    begin = 0
+    begin = 0  # of the reference, which each gain over its first days begins anew
     for newest in range(1, len(days) - SUCCESSIVE + 1):
         reference = days[begin:newest][:DAYS]
         if reference and gained(reference, days[newest : newest + SUCCESSIVE], figure):
@@ -233,7 +233,8 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
     for run in chain(saved, *newest):
         assert run.measurement is not None
         measured.append(run.measurement)
-    logs = iter(corrected_logs(measured))  # all at the same launch overhead
+    # Corrected to the same launch overhead. Taken in order: those of `saved`, then day by day.
+    logs = iter(corrected_logs(measured))
     whole = Reference([(run.file.utc.date(), next(logs)) for run in saved])
     means = []
     for day in newest:

@@ -75,7 +75,6 @@ class SavedRun(Record, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Number of processes that measured."""
         numbers = [1]
         for row in self.rows:
             if row.measurement is not None:
@@ -147,7 +146,7 @@ def read(text: bytes) -> SavedRun:
     if sha256 != file["sha256"]:
         why = "its content does not fit its sha256: it was edited by hand, or is damaged"
         raise FileError(f"{why}; {_REMEDY}")
-    # Nobody edited the file, so a content that does not fit is that of another version.
+    # The sha256 fits, so nobody edited the file. What cannot be read, another version wrote.
     try:
         return _checked(converted(content, SavedRun, "$.content"))
     except (FileError, RecursionError) as error:

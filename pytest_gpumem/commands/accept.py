@@ -175,7 +175,6 @@ def _of_test(
 
 
 def _why_nothing(selected: Sequence[Row | Omission], last: ResultFile) -> str:
-    """Return why nothing of these results can be accepted."""
     failed, limits = False, set[str]()
     for result in selected:
         if isinstance(result, Omission):

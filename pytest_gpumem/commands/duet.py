@@ -225,7 +225,6 @@ def exit_code(duet: Duet, *, strict: bool) -> int:
 
 
 def duet_text(duet: Duet, *, width: int, colour: bool, seconds: float) -> str:
-    """Return the table and a sentence for each verdict."""
     lines, simulated = [], ""
     if duet.device is not None:
         lines.append(printable(name_and_driver(duet.device)))

@@ -58,7 +58,7 @@ from pytest_gpumem.runs.worktree import Side, commit_of, working_tree
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT = "results.json", "junit.xml"
 REPORT, SUMMARY = "report.html", "summary.md"
-FILES = (RESULTS, JUNIT, "duet.json", "creep.json", REPORT, SUMMARY)  # of the folder
+FILES = (RESULTS, JUNIT, "duet.json", "creep.json", REPORT, SUMMARY)
 MARKER = ".gitignore"  # file of a folder that a gate made; it hides the folder from git
 MARKER_TEXT = "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 SHOWN = 3  # tests that the advice to accept names
@@ -125,6 +125,7 @@ def gate(
     begun = time.monotonic()
     commit_of(base, Path.cwd())
     merge_base = ancestry(base, (), Path.cwd()).merge_base
+    # What is merged into BASE counts, what the change adds only with --accept-from-change.
     every = acceptances(Path.cwd())
     merged, added = every.split_at(merge_base)
     # A limit of a test wins over this one, in the session and in the duet.
@@ -201,7 +202,6 @@ def _prepare(output: Path) -> None:
 
 
 def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
-    """Write results, report and summary with the verdicts of the gate."""
     results = gate.results
     if results is None:
         lines = [*conclusion.remarks, *conclusion_lines(conclusion, markdown.WIDTH)]
@@ -255,18 +255,20 @@ def _advice(
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
+    # Broken limits that nobody can accept, and tests whose changes somebody can.
     limits, tests = list[str](), list[str]()
     for row in failing:
         limits += absolute_limits(row)
         for accepted in changes_of(row):
-            if left_out.of(row.key, accepted.figure) is None:
+            if left_out.of(row.key, accepted.figure) is None:  # else the change accepts it
                 tests.append(row.nodeid)
     lost = [omission.nodeid for omission in conclusion.missing if possibly_intended(omission)]
     names = renamed(conclusion)
-    loosened: dict[str, list[str]] = {}
+    loosened: dict[str, list[str]] = {}  # by row, the words that accept all its looser limits
     for change in gate.looser:
         words = loosened.setdefault(change.key, [change.key])
         words += ["--change", f"{change.limit}={change.now or 'none'}"]
+    # One command accepts several tests. A renamed or loosened one has a command of its own.
     tests = [test for test in dict.fromkeys(tests + lost) if test not in {*names, *loosened}]
     accept = [tests[:SHOWN]] if tests else []
     accept += [[new, "--renamed-from", old] for old, new in names.items()]
@@ -284,7 +286,6 @@ def _advice(
 
 
 def _repeat(gate: Gate, row: Row) -> list[str]:
-    """The command that measures a failing row again."""
     for result in row.verdict.limits:
         if result.limit == "max_regression" and result.outcome is Outcome.FAIL:
             words = ["gpumem", "duet", gate.base, "--test", row.nodeid]

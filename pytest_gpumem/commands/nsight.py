@@ -28,7 +28,6 @@ def _words(_context: click.Context, option: click.Parameter, written: str) -> tu
 
 
 def _options(command: _Command) -> _Command:
-    """The options of both tools."""
     for add in (
         pytest_arguments,
         click.option(

@@ -46,7 +46,7 @@ def report(results: Path, output: Path | None, **files: Path | None) -> None:
     for name, file in files.items():
         if file is not None:
             chosen[f"--{name}"] = file, FORMATS[name]
-    if output is not None or not chosen:
+    if output is not None or not chosen:  # the page is the default
         chosen["-o"] = output or results.with_suffix(".html"), page
     for option, (path, _) in chosen.items():
         if path.resolve() == results.resolve():

@@ -25,14 +25,13 @@ class DeviceChoice:
     facts: DeviceFacts
     fallback_reason: str | None = None  # why `auto` chose the simulated device
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer."""
+    """UUIDs of the GPUs that CUDA sees: this one, its peer, and the others."""
     alike: tuple[str, ...] = ()
     """Those of them with the same key: their rows belong to one baseline."""
     index: int | None = None  # of a GPU; None is the simulated device
     sheet: str = DEFAULT_DATASHEET  # of the simulated device
 
     def open(self) -> Device:
-        """Create the context, or the model."""
         if self.index is None:
             from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
             from pytest_gpumem.devices.simulated.device import SimulatedDevice
@@ -57,8 +56,8 @@ class DeviceChoice:
         return has_context()
 
     def follow(self) -> AbstractContextManager[object]:
-        """Follow the modules that are loaded inside the block, for `Counters.what_ran`."""
-        ends = ExitStack()
+        """Follow the modules that are loaded until the block's end, for `Counters.what_ran`."""
+        ends = ExitStack()  # empty where they cannot be followed
         if self.index is not None:
             from pytest_gpumem.devices.cuda.modules import MODULES
 

@@ -28,7 +28,7 @@ from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.terminal import device_text
 from pytest_gpumem.units import QuantityError, short_bytes
 
-SCHEMA = 3  # version of the layout of the JSON
+SCHEMA = 3  # of the JSON's layout
 
 
 Status = Literal["OK", "warning", "failure"]
@@ -61,8 +61,8 @@ class Fact:
 def gpu_checks(
     facts: DeviceFacts | None, reason: str, card: Card | None, unseen: str
 ) -> Iterator[Fact]:
-    """Checks of the GPU: `facts` by CUDA, or None for `reason`; `card` by NVML, or None for
-    `unseen`."""
+    """Checks of the GPU. `facts`: as CUDA has it; if None, `reason` says why. `card`: as NVML has
+    it; if None, `unseen` says why."""
     if facts is None:
         yield _missing_gpu(reason, card)
     else:
@@ -136,7 +136,7 @@ def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
     """Checks of the packages that pip installs. `versions`: of those that are installed."""
     cupy = [name for name in CUPY if name in versions]
     listed = ", ".join(f"{name} {versions[name]}" for name in cupy)
-    major = ""
+    major = ""  # of CUDA: "13" of cupy-cuda13x, empty of cupy
     if len(cupy) == 1:
         major = cupy[0].removeprefix("cupy").removeprefix("-cuda").removesuffix("x")
         yield Fact("CuPy", OK, listed)
@@ -196,7 +196,6 @@ class Report:
     card: Card | None = None  # the card as the driver (NVML) describes it; None without an answer
 
     def to_json(self) -> dict[str, object]:
-        """The report for programs."""
         return {
             "schema": SCHEMA,
             "simulated_only": self.device is None,
@@ -220,9 +219,9 @@ def examine() -> Report:
 
 
 def find(wanted: str) -> tuple[DeviceFacts | None, str]:
-    """Return the GPU that tests would run on, or None and the reason.
+    """Return the GPU to examine, or None and the reason.
 
-    `wanted`: the value of GPUMEM_DEVICE. Where tests would run simulated, the first GPU counts.
+    `wanted`: the value of GPUMEM_DEVICE. If it names no GPU, the first one is examined.
     """
     simulated = wanted in ("", "auto") or wanted.startswith("sim")
     prefix = "" if simulated else f"GPUMEM_DEVICE={wanted}: "
@@ -236,7 +235,6 @@ def find(wanted: str) -> tuple[DeviceFacts | None, str]:
 
 
 def _look(facts: DeviceFacts | None) -> tuple[Card | None, str]:
-    """Return the card as NVML describes it, or None and the reason."""
     try:
         return opening.look(facts.pci_bus_id if facts is not None else None), ""
     except NoDevice as missing:

@@ -39,8 +39,6 @@ _NO_RESULT = ("skipped", "xfailed", "xpassed")
 
 
 class Expectation(NamedTuple):
-    """What is to be judged."""
-
     nodeid: str
     what: str = ROW  # as `Omission.what`
     label: str = ""  # of a measurement
@@ -48,8 +46,6 @@ class Expectation(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a test ended."""
-
     how: How
     reason: str = ""  # as `Omission.reason`, such as "deselected by -m of pytest.ini"
     by_words: bool = False  # as `Omission.by_words`

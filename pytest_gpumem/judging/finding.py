@@ -20,10 +20,8 @@ from pytest_gpumem.units import format_share, short_bytes
 
 @dataclass(frozen=True)
 class Check:
-    """A limit of a row."""
-
     name: str
-    written: str  # its value, as written
+    written: str  # its value
     origin: str  # where it was written, such as "marker"
 
     @property
@@ -81,6 +79,7 @@ def check_of(limits: Limits, name: str) -> Check | None:
 def worst(findings: Sequence[LimitResult | Verdict]) -> Outcome:
     if not findings:
         return Outcome.MEASURED
+    # FAIL has the least rank.
     return min(findings, key=attrgetter("outcome.rank")).outcome
 
 
@@ -145,7 +144,7 @@ def unjudged(*, simulated: bool) -> Verdict:
 def with_verdict(row: Row, findings: Iterable[LimitResult], *, strict: bool = False) -> Row:
     """Return the row with the verdict that follows from all findings about it.
 
-    `findings`: of a row that has a verdict, `known(row)` are those that it rests on.
+    `findings`: with `known(row)`, if the row has a verdict already.
     `strict`: the reason of a doubt says that it fails.
     """
     comparison = row.verdict.comparison
@@ -155,8 +154,10 @@ def with_verdict(row: Row, findings: Iterable[LimitResult], *, strict: bool = Fa
     accepted, passed = by_outcome[Outcome.ACCEPTED], by_outcome[Outcome.PASS]
     doubts = by_outcome[Outcome.FAIL] + by_outcome[Outcome.UNDECIDED] + by_outcome[Outcome.NEW]
     doubts.sort(key=_order)
+    # The reason leaves out what passed, unless there is nothing else to say.
     reported = [*accepted, *doubts] or passed or by_outcome[Outcome.MEASURED]
     reported = reported or [_measured(comparison, row.limits)]
+    # The worst doubt goes before ACCEPTED, which says that all other limits hold.
     decisive = doubts[0] if doubts else reported[0]
     outcome, code = decisive.outcome, decisive.code
     reasons = dict.fromkeys(result.reason for result in reported if result.reason)
@@ -191,13 +192,14 @@ def without_verdict(row: Row, end: str) -> Row:
 
 
 def known(row: Row) -> tuple[LimitResult, ...]:
-    """Return the findings that the verdict of a row rests on, as far as it has them."""
+    """Return the findings of a row's verdict: a verdict does not keep those that passed."""
     verdict = row.verdict
     accepted = []
     for name in verdict.accepted:
         accepted.append(LimitResult(name, Outcome.ACCEPTED, None, f"{name} accepted"))
     if verdict.limits:
         return (*accepted, *verdict.limits)
+    # No doubt: the verdict's reason stands for all, and `with_verdict` writes it once.
     results = []
     for name in verdict.accepted or ("",):
         results.append(LimitResult(name, verdict.outcome, verdict.code, verdict.reason))
@@ -205,7 +207,8 @@ def known(row: Row) -> tuple[LimitResult, ...]:
 
 
 def _order(result: LimitResult) -> tuple[int, bool]:
-    # A FAIL by memory keeps its code beside a slow-down, which a duet may clear.
+    # A FAIL by memory sorts first (False is below True), so that the verdict has its code: a duet
+    # may clear a slow-down.
     of_memory = result.outcome is Outcome.FAIL and result.limit in OF_FOOTPRINT
     return result.outcome.rank, not of_memory
 

@@ -21,7 +21,7 @@ BETWEEN_DAYS = (13.5e-9, 0.0004)
 LAUNCH_OVERHEAD = 60e-9
 """Spread of the launch overhead between processes, in seconds; recorded at the same time."""
 PRIOR = 6
-"""Observations that an expected variance counts as; recorded: 4 to 13."""
+"""Degrees of freedom of an expected variance (d0 of Smyth 2004); recorded: 4 to 13."""
 REPETITION = 0.99
 """Probability that a repetition in another session shows the same side of a limit; choice."""
 FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1
@@ -55,7 +55,7 @@ def repetition_margin(measurement: Measurement) -> float:
         math.sqrt(placement / len(logs)),
         share_of(BETWEEN_DAYS, latency),
     )
-    # Else the overhead is known and subtracted, or launches share it.
+    # The overhead is part of the latency, unless it is known and subtracted, or launches share it.
     if measurement.overhead is None and measurement.sampler not in ("graph", "batched"):
         deviation = math.hypot(deviation, LAUNCH_OVERHEAD / latency)
     return min(quantile(REPETITION, PRIOR) * deviation, FARTHEST)

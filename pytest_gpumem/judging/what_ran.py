@@ -17,14 +17,14 @@ def merged_record(records: Sequence[WhatRan]) -> WhatRan | None:
     merged = records[0]
     for record in records[1:]:
         merged = _masked_like(merged, record, differing=True)
-    # What differs is masked in all.
+    # `ran_the_same` takes a mask of `merged` alone for a change, so the others get it too.
     others = [_masked_like(record, merged) for record in records]
     return merged if ran_the_same(merged, others) else None
 
 
 def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
     """Return True if a launch ran the same as all past ones. A word that a past record masks is not
-    compared. A word that only `record` masks counts as a change."""
+    compared. A word that only `record` masks did not vary before: that is a change."""
     if not past or record.not_watched is not None:
         return False
     expected = past[0]  # with the masks of all past records

@@ -64,6 +64,7 @@ def _stride(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
 
 _SAME: calls.Check = calls.same_size("odata", "idata")
 
+# The lanes of a warp copy its words in another order. The other kernels are changes of this one.
 _PERMUTED = Kernel(
     name="permuted_copy",
     parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),

@@ -24,7 +24,6 @@ SECTORS_SCATTERED = 32.0  # sectors of a request in which no two threads share o
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """The quotient, rounded up."""
     return -(-dividend // divisor)
 
 
@@ -93,8 +92,6 @@ def touch_all(reads: Sequence[str], writes: Sequence[str]) -> Accesses:
 
 
 def same_size(*names: str) -> Check:
-    """The named arrays have the same number of elements."""
-
     def check(call: Call) -> str | None:
         sizes = [call.arrays[name].size for name in names]
         if len(set(sizes)) == 1:

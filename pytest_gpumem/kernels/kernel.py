@@ -22,8 +22,6 @@ capabilities 8.x and 9.0)."""
 
 
 class Role(str, Enum):
-    """Use of a parameter by a kernel."""
-
     READ = "read"
     WRITE = "write"
     # read and then written: its content must be put back before a result can be checked
@@ -46,8 +44,6 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ArrayFacts:
-    """Facts of an array argument."""
-
     size: int  # elements
     dtype: str  # numPy type string without byte order, such as "f4"
     itemsize: int  # bytes of an element
@@ -61,8 +57,6 @@ class ArrayFacts:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Grid and block of a launch."""
-
     blocks: int
     threads: int  # of a block
     shared_bytes: int = 0  # of dynamic shared memory

@@ -32,7 +32,8 @@ from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 1024
 _REMAINDER_CYCLES = 7.0
-"""SM cycles of a warp's iteration: a 64-bit `%` takes about 30 instructions, on four schedulers."""
+"""SM cycles of a warp's iteration: a 64-bit `%` is about 30 instructions, of which the four
+schedulers of an SM issue four a cycle."""
 
 
 def _reset_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
@@ -62,6 +63,7 @@ def _reset(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     data, table = arrays["data_streaming"], arrays["lut_persistent"]
     result = module_of(data).empty_like(data)
     whole = data.size // table.size * table.size
+    # A view with a row for each whole repetition of the table.
     result[:whole].reshape(-1, table.size)[:] = table
     result[whole:] = table[: data.size - whole]
     return {"data_streaming": result}
@@ -79,7 +81,8 @@ def _shared_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
 
 
 def _shared_accesses(call: Call) -> tuple[Access, ...]:
-    # Each block reads the table. Without a grid of the caller a single block is counted.
+    # Each block reads the table. The default grid depends on the device, which is not known here:
+    # without a grid of the caller a single block is counted.
     table = call.arrays["lut_persistent"]
     return (
         touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)),

@@ -46,6 +46,7 @@ def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     reads at once: the fewest with which full SMs keep peak bandwidth x latency bytes in flight."""
     if sources == 0:
         return 512, 2
+    # Blocks of 1024 would leave a third of an SM of 1536 threads empty.
     large = 512 if facts.max_threads_per_sm % 1024 else 1024
     in_flight = facts.sm_count * facts.max_threads_per_sm * sources * VECTOR_BYTES
     vectors = 1
@@ -121,7 +122,7 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         reference=reference,
         section=f"{_SECTION}: {name}",
         checks=(calls.same_size(*sources), whole_tiles(name, sources[0], tile)),
-        # Four times 43 roundings of 6e-8, and a sixth of the share of an average element.
+        # About four times 43 roundings of 6e-8. An average element is six times as much of a sum.
         relative_tolerance=1e-5,
     )
 
@@ -134,7 +135,7 @@ def whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
         if array.nbytes % tile:
             size = f"{source} has {array.nbytes} bytes, which is no multiple of that"
             return f"{kernel} adds up tiles of {tile} bytes; {size}"
-        repeats = int(call.scalars.get("repeats", 1))
+        repeats = int(call.scalars.get("repeats", 1))  # `l2_read` alone has the scalar
         needed = array.nbytes // tile * repeats
         if sums.size < needed:
             given = f"{repeats} sums" if repeats > 1 else "one sum"
@@ -165,7 +166,6 @@ def tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
 
 
 def itself(sources: list[Any]) -> Any:
-    """Return the terms of a sum over a single source."""
     return sources[0]
 
 

@@ -171,7 +171,6 @@ class Harness:
             self._watched, self._floors = True, None
 
     def floors(self) -> Floors:
-        """Return what readings contain besides the timed work."""
         if self._floors is None:
             empty = self._readings(self.streams, None, FLOOR_SAMPLES)
             launch = sorted(self._readings(self.streams, self.idle, FLOOR_SAMPLES))
@@ -251,7 +250,6 @@ class Harness:
         self._floors = None
 
     def close(self) -> None:
-        """Free the flush buffers."""
         self._flushes.clear()
         self._arena.close()
 
@@ -269,7 +267,6 @@ class Disturbances:
         self._looked = 0.0  # when the last look ended
 
     def wait_out(self) -> None:
-        """Wait while the device is throttled or busy."""
         if self._harness.profiled:
             return
         device, most = self._device, self._patience - self.waited

@@ -35,8 +35,6 @@ CHUNK_SECONDS = 0.025  # seconds of samples between two readings of the conditio
 
 @dataclass(frozen=True)
 class Plan:
-    """How to measure."""
-
     mode: str = "clean-cold"
     sampler: str = "auto"
     placements: int = 8
@@ -94,7 +92,6 @@ class _Measuring:
         self.others = Disturbances(self.harness, WAIT_SHARE * self.plan.budget)
 
     def run(self, label: str) -> Measurement:
-        """Measure: all steps in order."""
         harness, device, target, plan = self.harness, self.device, self.target, self.plan
 
         # Check. Work that the test queued before, on whatever stream, must not race with it.
@@ -179,7 +176,6 @@ class _Measuring:
             return self.target.check()
 
     def _sample(self) -> None:
-        """Warm up, then sample placement after placement."""
         sampler, readings, plan = self.sampler, self.sampler.readings, self.plan
         target, now = self.target, self.device.now
         if self.harness.profiled:

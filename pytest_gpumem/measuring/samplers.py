@@ -409,7 +409,6 @@ def choose(
 
 
 def by_host(why: str) -> str:
-    """Return the reason of the host's clock."""
     return f"{why}: wall-clock time, launch latency included"
 
 

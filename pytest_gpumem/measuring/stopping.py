@@ -215,7 +215,6 @@ class Ledger:
         return max((self.total - self.spent) / tests, LEAST_SECONDS)
 
     def took(self, seconds: float) -> None:
-        """Count the seconds of a measurement, finished or not."""
         self.spent += seconds
 
     def ended(self, test: str) -> None:

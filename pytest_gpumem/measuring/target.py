@@ -77,7 +77,6 @@ class Target:
         self.verify: Callable[[], None] | None = None  # raises `WrongResult`
 
     def launch(self, place: int, stream: Stream) -> None:
-        """Queue a launch on the buffers of a placement."""
         self._queues[place](stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
@@ -180,7 +179,6 @@ def checking(
         return nothing, None
 
     def arrays(names: Iterable[str], within: Buffers) -> dict[str, Any]:
-        """Return arrays over buffers, or copies."""
         content: dict[str, tuple[Allocation, str, int]] = {}
         for name in names:
             buffer = within[name]

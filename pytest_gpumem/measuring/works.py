@@ -36,7 +36,7 @@ HOST = "host"
 class Work(Target):
     """Work that stays where it is: addresses make no difference to a link."""
 
-    restores = True  # so no batch: launches spread over streams do not follow each other
+    restores = True  # so no graph or batch: launches on several streams do not follow each other
     parts: tuple[Work, ...] = ()  # what overlaps in it, each to be measured alone too
     streams = 0  # how many the parts are spread over
     chunks: int | None = None  # how many pieces the data is cut into, if it is
@@ -243,13 +243,13 @@ class Works:
                 checks.append(work.verify)
 
         def queue(stream: Stream) -> None:
-            for lane in lanes:
+            for lane in lanes:  # each waits for `stream`
                 device.streams.join(lane, stream)
             for work, lane in zip(on_device, lanes, strict=True):
                 work.queue(lane)
-            for work in on_host:  # last
+            for work in on_host:  # last: it runs now, while the device does what is queued
                 work.queue(stream)
-            for lane in lanes:
+            for lane in lanes:  # `stream` waits for each
                 device.streams.join(stream, lane)
 
         def poison(stream: Stream) -> None:
@@ -323,6 +323,7 @@ class Works:
         copies = [self.copy(there, source)]
         if target is not None:
             copies.append(self.copy(target, there))
+        # Measured alone, each on all of the data: the copy in, the kernel, the copy back.
         parts = (copies[0], self._launch_of(kernel, buffers, values), *copies[1:])
         name, (argument,) = f"staged {kernel.name}", buffers
         poison_there, verify = checking(
@@ -335,7 +336,7 @@ class Works:
         )
 
         def queue(stream: Stream) -> None:
-            for lane in lanes:
+            for lane in lanes:  # each waits for `stream`
                 device.streams.join(lane, stream)
             for index, (part, origin, launch, to) in enumerate(pieces):
                 lane = lanes[index % len(lanes)]
@@ -343,7 +344,7 @@ class Works:
                 device.kernels.launch(launch, lane)
                 if to is not None:
                     device.content.copy(to, part, part.nbytes, lane)
-            for lane in lanes:
+            for lane in lanes:  # `stream` waits for each
                 device.streams.join(stream, lane)
 
         def poison(stream: Stream) -> None:
@@ -374,7 +375,6 @@ class Works:
         return returned, device.now() - began
 
     def close(self) -> None:
-        """Free what allocators keep."""
         self._allocators.close()
 
 
@@ -389,7 +389,8 @@ def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
             work.queue(stream)
 
     def poison(stream: Stream) -> None:
-        for work in works[:-1]:  # the input of the last
+        # The output of the last is checked: its input must be right before it is poisoned.
+        for work in works[:-1]:
             work.queue(stream)
             device.streams.synchronize(stream)
         last.poison(stream)
@@ -451,7 +452,6 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def _check_engines(device: Device, engines: Set[str]) -> None:
-    """Raise `Unsupported` if the device has too few copy engines."""
     facts = device.facts
     if facts.async_engines < 1 and engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}:
         raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")

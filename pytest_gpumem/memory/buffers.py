@@ -317,7 +317,6 @@ class Arena:
 
     @uncounted
     def allocate(self, nbytes: int) -> Allocation:
-        """Return device memory without a handle."""
         kind = MemoryKind.DEVICE
         allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
         self._book(allocation)

@@ -45,7 +45,6 @@ class L2Watch:
         return self._works and self._device.gone() is None
 
     def begin(self) -> None:
-        """Start a test."""
         self._expected = self.look() or self._expected
 
     def fresh(self) -> None:

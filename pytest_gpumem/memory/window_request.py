@@ -76,19 +76,21 @@ def window_request(
         "where": where,
         "allow_thrash": allow_thrash,
         "clamped": isinstance(window, str) and window == "clamp" and nbytes < buffer.nbytes - start,
+        # A fitted window of more than L2/2 can be slower than none, so none is set.
         "too_large": all_fitted and nbytes > facts.l2_bytes // 2,
     }
 
 
 def _in_one_line(value: Any) -> str:
-    """Arrays print their content over many lines."""
+    """The text of a value without line breaks, which arrays have."""
     return " ".join(shortened(value).split())
 
 
 def _bytes(name: str, value: Any, accepted: str) -> int:
+    """Raises `BadWindow`, which names what is `accepted` beside a size."""
     try:
         return parse_bytes(value)
-    except (QuantityError, TypeError):  # an array of several numbers is no index
+    except (QuantityError, TypeError):  # TypeError: of an array of several numbers
         text = f'{name}={_in_one_line(value)}; {accepted} a size such as "8 MiB"'
         raise BadWindow(text) from None
 
@@ -136,12 +138,12 @@ def _set_aside(facts: DeviceFacts, given: Any) -> SetAside:
 
 
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
-    """Return the set-aside for a window of `nbytes`: the least number of steps of L2/16 that holds
-    it, and another where that pays. Never above L2/2 or the device's maximum.
+    """Return the set-aside for a window of `nbytes`, in steps of L2/16.
 
-    With the least, a launch takes longer at some placements. Up to three steps together another
-    costs nothing. A fourth pays where the window leaves less than half a step free. Above, it costs
-    up to 54 % (`ci/records/nvidia-h200/l2_placements.json`).
+    It is the fewest steps that hold the window, and one more where that pays. With the fewest, a
+    launch takes longer at some placements. One more costs nothing as the second or third step. As
+    the fourth it pays if less than half of the third is free. As a later one it costs up to 54 %
+    (`ci/records/nvidia-h200/l2_placements.json`). Never above L2/2 or the device's maximum.
     """
     step = facts.l2_step_bytes
     steps = -(-nbytes // step)

@@ -22,8 +22,6 @@ SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "LaunchStats", "Occupancy"
 
 @dataclass(frozen=True)
 class SelectedTest:
-    """A test that would run."""
-
     nodeid: str
     name: str  # name of its range in the domain `gpumem`, unique among the tests that run
     managed: bool  # it uses a fixture that allocates managed memory
@@ -31,8 +29,6 @@ class SelectedTest:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """A report that was written."""
-
     file: Path
     program: Path  # the tool that wrote it
     tests: tuple[SelectedTest, ...]

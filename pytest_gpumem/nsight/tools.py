@@ -20,8 +20,6 @@ from pytest_gpumem.ranges import DOMAIN, MEASURE
 
 @dataclass(frozen=True)
 class Tool:
-    """One of NVIDIA's profilers."""
-
     program: str  # name of its command line
     title: str  # name of the product
     variable: str  # environment variable that names its program

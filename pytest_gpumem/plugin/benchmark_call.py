@@ -45,7 +45,6 @@ class BenchmarkCall:
         self.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
 
     def prepare(self) -> None:
-        """Make the arguments of the next call."""
         if self._state == "ready":
             return
         self.close()

@@ -249,7 +249,6 @@ class ExpectationFeature(Feature):
         return config._parser.parse_known_args(words_of(config))
 
     def _deselects(self, option: str, nodeid: str) -> bool:
-        """True if an option of the command line deselects a test."""
         if option == "--deselect":
             return nodeid.startswith(tuple(self._options.deselect or ()))
         return bool(getattr(self._options, _VALUES.get(option, ""), None))

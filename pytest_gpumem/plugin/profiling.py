@@ -2,7 +2,7 @@
 tests, write the names of their ranges.
 
 With `--gpumem-ranges-file` the session only collects tests and writes the file; it needs no device.
-PYTEST_DONT_REWRITE
+PYTEST_DONT_REWRITE: as in `pytest_gpumem`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the plugin reads its settings
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.gpumem_ranges_file is not None:
-        config.option.gpumem = False  # off, the plugin looks for no device
+        config.option.gpumem = False  # or the plugin looks for a device
 
 
 @pytest.hookimpl(trylast=True)  # after -k, -m and other plugins have chosen

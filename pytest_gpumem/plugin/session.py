@@ -118,7 +118,6 @@ class GpuSession:
         self.unrun: dict[str, str] = {}  # by node id of the tests that it kept from running: why
 
     def new_row(self, nodeid: str, limits: Limits, label: str = "") -> Row:
-        """A row before any finding."""
         verdict = unjudged(simulated=self.facts.simulated)
         return Row(nodeid, limits, verdict, label=label, range_name=self.names.unique(nodeid))
 
@@ -357,7 +356,6 @@ class Rows:
             test.rows = [replace(row, verdict=again[row.key]) for row in test.rows]
 
     def of(self, nodeid: str) -> Sequence[Row]:
-        """The rows of a test, as they were judged."""
         return self.tests[nodeid].rows if nodeid in self.tests else ()
 
     @property
@@ -388,5 +386,4 @@ _STATE: pytest.StashKey[TestState] = pytest.StashKey()
 
 
 def state_of(item: pytest.Item) -> TestState:
-    """What is known of a test that runs."""
     return item.stash.setdefault(_STATE, TestState())

@@ -28,21 +28,23 @@ MODES_APART = 0.01  # Least gap between two modes of placements, as a share of t
 SCATTERS_APART = 6  # The same in shortest intervals that hold half of the placements
 LEAST_FOR_MODES = 6  # Fewest placements that can have modes
 MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
-"""Share of the placements in the usual mode from which on the others are exceptions; the same of
-many placements; how many are many. Two processes must not count different modes."""
+"""A mode with the share `MOST` of the placements is the usual one, and the others are exceptions.
+From `MANY` placements on, `MOST_OF_MANY` is enough. With less, two processes might count different
+modes."""
 
 
 def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
     """Return the mode of each placement, counted from the fastest. `medians`: in seconds.
 
-    In the order of the medians a gap of 1 % or more begins a new mode, if it is also 6 times the
-    shortest interval that holds half of them. Fewer than six placements have a single mode.
+    In the order of the medians a gap of 1 % or more begins a new mode, if it is also 6 times their
+    scatter. Fewer than six placements have a single mode.
     """
     modes = [0] * len(medians)
     if len(medians) < LEAST_FOR_MODES:
         return tuple(modes)
     ordered = sorted(medians)
     half = (len(ordered) - 1) // 2
+    # The shortest interval that holds half of the medians.
     scatter = min(high - low for low, high in zip(ordered, ordered[half:], strict=False))
     apart = max(MODES_APART * ordered[0], SCATTERS_APART * scatter)
     order = sorted(range(len(medians)), key=medians.__getitem__)
@@ -278,7 +280,7 @@ class Measurement(Record, frozen=True, dict=True):
 
     @property
     def placement_spread(self) -> float | None:
-        """Standard deviation of all placements' medians over their mean."""
+        """Standard deviation of all placements' medians divided by their mean."""
         if len(self.placements) < 2:
             return None
         return statistics.stdev(self.medians) / statistics.fmean(self.medians)

@@ -63,7 +63,7 @@ class PairedChange(Record, frozen=True):
 
 
 class LimitResult(Record, frozen=True):
-    """The result of a limit that is not PASS."""
+    """The result of a limit. A verdict keeps FAIL, UNDECIDED and NEW."""
 
     limit: str
     """Name of the limit; empty for a doubt about the whole measurement, and for a declaration that
@@ -159,9 +159,10 @@ How = Literal[
     "gone",
     "not asked for",
 ]
-"""How a test ended. An earlier test kept it from running; an option, an ini file, a conftest or a
-module that skips left it out; the collection of its file failed; the session ended before it; or no
-file has it any more."""
+"""How a test ended. "did not run": an earlier test kept it from running. "left out": by an option,
+an ini file, a conftest or a module that skips. "not collected": the collection of its file failed.
+"not reached": the session ended first. "gone": no file has it. "not asked for": the arguments or
+`testpaths` do not name it."""
 
 
 class Omission(Record, frozen=True):
@@ -178,8 +179,8 @@ class Omission(Record, frozen=True):
     measured."""
     reason: str  # Why it was not judged; of a test that did not run, what kept it
     what: str = ROW
-    """"row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the
-    name of the limit."""
+    """Kind of expectation or name of a limit: "row" is a measurement of the baseline, "test" a test
+    that BASE runs in a gate."""
     by_words: bool = False  # Words of the command line left its test out: somebody meant it
     base_too: bool = False  # BASE does not run the test of this gate either
     how: How = "gone"  # How its test ended
@@ -192,7 +193,7 @@ class Omission(Record, frozen=True):
 
 def selects(name: str, nodeid: str) -> bool:
     """Return whether the id of a test, a file, a class or a folder selects a test."""
-    # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
+    # A name with parameters selects this test alone: `test[a][b]` has the parameters "a][b".
     return nodeid == name or (
         not name.endswith("]")
         and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
@@ -211,5 +212,6 @@ def key_of(nodeid: str, label: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    # A backslash is doubled only before a bracket or the end: pytest writes many, as in "\xe4".
+    # Inside: double the backslashes before a bracket or the end, so that no two texts become the
+    # same. Others stay: pytest writes many, as in "\xe4". Then put one before each bracket.
     return re.sub(r"([\[\]])", r"\\\1", re.sub(r"(\\+)(?=[\[\]]|\Z)", r"\1\1", text))

@@ -128,7 +128,6 @@ def counts_text(rows: Sequence[Row]) -> str:
 
 
 def missing_lines(missing: Sequence[Omission]) -> list[str]:
-    """Lines about what was not judged."""
     names = {LOST: "lost", ACCEPTED: "accepted", UNDECIDED: "not judged"}
     things = {ROW: "measurement of the baseline", TEST: "test"}
     crashed: dict[str, set[str]] = defaultdict(set)

@@ -80,7 +80,6 @@ def limits_for_duet(
 
 
 def compared_limits(row: Row) -> list[str]:
-    """Return the limits of a row that compare it with BASE."""
     names = []
     if row.measurement is not None and row.limits.max_regression is not None:
         names.append(TIME)

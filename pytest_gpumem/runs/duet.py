@@ -263,7 +263,6 @@ def _fails_in_head_alone(troubles: Troubles) -> bool:
 
 
 def _end(row: DuetRow, troubles: Troubles, pair: Pair) -> None:
-    """End a row that cannot be compared."""
     outcome, texts = None, _texts(troubles)
     if _fails_in_head_alone(troubles):
         outcome = Outcome.FAIL

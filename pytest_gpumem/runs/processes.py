@@ -219,10 +219,8 @@ class ForkServer:
 
 @dataclass
 class ProcessRecord:
-    """The record of a process's run."""
-
     side: str  # `BASE` or `HEAD`
-    pair: int = 1  # its number
+    pair: int = 1
     attempt: int = 1  # more if it was repeated
     name: str = ""  # for messages, such as "base (revision main)"
     utc: str = ""  # when it was requested, ISO 8601

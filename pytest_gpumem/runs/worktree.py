@@ -26,13 +26,11 @@ LAST_CHARACTERS = 1500  # of a failed command's output that are kept
 
 @dataclass(frozen=True)
 class Side:
-    """One side, ready to run."""
-
     title: str  # for people: "revision main (1a2b3c4d5e)"
     identity: str  # another state of the code has another identity
     folder: Path  # where pytest runs
     root: Path  # the tree around it, of which the other side may import nothing
-    python: str  # the interpreter
+    python: str
     imports: tuple[Path, ...] = ()  # folders whose modules come before installed ones
     environment: Path | None = None  # None: this one
 

@@ -94,7 +94,6 @@ class KernelCall:
         check(result, self._doing)
 
     def queue_with(self, stream: Stream, attribute: Any) -> None:
-        """Queue it with an attribute of a launch."""
         config = D.CUlaunchConfig()
         config.gridDimX, config.blockDimX = self._shape.blocks, self._shape.threads
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1

@@ -46,6 +46,9 @@ def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Strea
 
 
 class CudaContent:
+    """Memory without `address`, which no kernel reaches, is pageable or not mapped: the host
+    writes it."""
+
     def __init__(
         self, index: int, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory
     ) -> None:
@@ -73,7 +76,6 @@ class CudaContent:
     def _queue(
         self, entry: str, per_sm: int, size: int, arguments: tuple[Any, ...], stream: Stream
     ) -> None:
-        """Queue a kernel of `CONTENT_SOURCE` over `size` elements."""
         function = self._compiler.private(CONTENT_SOURCE, entry)
         shape = LaunchShape(min(per_sm * self._facts.sm_count, -(-size // _THREADS)), _THREADS)
         KernelCall(function, shape, arguments, f"launching {entry}").queue(stream)

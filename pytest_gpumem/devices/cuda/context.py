@@ -114,7 +114,6 @@ class Context:
             check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
-        """Why it is gone, or None."""
         number = context_number(self.index)
         if number is None:
             return DESTROYED

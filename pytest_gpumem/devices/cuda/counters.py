@@ -149,7 +149,6 @@ class CudaCounters(Counters):
     loading = staticmethod(MODULES.loading)
 
     def close(self) -> None:
-        """Free the beacon."""
         address, self._beacon = self._beacon, 0
         if address:
             R.cudaFree(address)
@@ -200,7 +199,6 @@ class CudaCounters(Counters):
         return events, maps
 
     def _move(self) -> None:
-        """Prefetch the beacon to the device and back to the host, and wait."""
         if not self._beacon:
             doing = "allocating managed memory to try the counters on"
             self._beacon = malloc_managed(BEACON_BYTES, doing)

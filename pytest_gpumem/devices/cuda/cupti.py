@@ -85,7 +85,6 @@ def imported() -> Any:
 
 
 def why_refused(error: Exception) -> str:
-    """Why CUPTI takes no subscriber now."""
     if "MULTIPLE_SUBSCRIBERS" not in str(error):
         return f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
     torch = sys.modules.get("torch")
@@ -95,8 +94,6 @@ def why_refused(error: Exception) -> str:
 
 
 class Callbacks:
-    """Hands CUPTI's callbacks to their receivers."""
-
     def __init__(self) -> None:
         self._cupti: Any = None
         self._pointers: dict[str, int] = {}  # to the functions of the library
@@ -126,7 +123,7 @@ class Callbacks:
         cupti = self._open()
         numbers = getattr(cupti, _IDS[domain])
         domain_number = int(getattr(cupti.CallbackDomain, domain))
-        keys: list[tuple[int, int]] = []
+        keys: list[tuple[int, int]] = []  # filled below; an error leaves a part to `end`
 
         def end() -> None:
             for key in keys:
@@ -147,7 +144,7 @@ class Callbacks:
                 keys.append(key)
                 others = self._receivers.get(key, ())
                 self._receivers[key] = (*others, _Receiver(receive, name, begins, lost))
-                if not others and self._handle is not None:
+                if not others and self._handle is not None:  # the first receiver enables it
                     self._call("cuptiEnableCallback", True, self._handle, *key)
         except cupti.cuptiError as error:
             end()
@@ -201,7 +198,8 @@ class Callbacks:
             _RaisedAgain.remove()
 
     def _before_fork(self) -> None:
-        """Let CUPTI go: a child that starts CUDA under the parent's subscription crashes."""
+        """Let CUPTI go: a child that starts CUDA under the parent's subscription crashes.
+        Receivers stay until their `end`, but are called no more."""
         if self._handle is not None:
             self._unsubscribe()
             self._miss("the process forked")
@@ -218,7 +216,7 @@ class Callbacks:
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
-            _RaisedAgain.install()  # pytest before 8.4 sets another in each test
+            _RaisedAgain.install()  # pytest before 8.4 replaces the hook in each test
         call = ApiCall.from_address(address)  # of a resource: its receivers read it by the address
         for receive, name, begins, lost in self._receivers.get((domain, number), ()):
             if not begins and (not call.site or call.failed):
@@ -238,8 +236,8 @@ _raise_later.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 class _RaisedAgain:
     """A `sys.unraisablehook`. Python runs a signal's handler where `_called` begins, before
-    its `try`, and drops what it raises. This hook says that a call was missed, and lets the line
-    that made the call raise it."""
+    its `try`. What it raises cannot pass through CUPTI: Python gives it to this hook, which notes
+    that a call was missed, and has the line that made the call raise it."""
 
     def __init__(self, previous: Callable[[Any], object]) -> None:
         self.previous = previous
@@ -256,14 +254,15 @@ class _RaisedAgain:
             sys.unraisablehook = hook.previous
 
     def __call__(self, unraisable: Any) -> None:
-        trace = unraisable.exc_traceback  # the object is None from Python 3.13 on
+        trace = unraisable.exc_traceback  # not `object`, which is None from Python 3.13 on
         if trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__:
             self.previous(unraisable)
             return
         error, kind = unraisable.exc_value.with_traceback(trace.tb_next), unraisable.exc_type
         trace.tb_frame.f_locals["self"]._miss(f"{kind.__name__} came while a call was reported")
-        # Python makes the exception of a class: this one gives `error`. The next call or jump
-        # raises it, so the unpacking, which is neither, stays last.
+        # Python makes the exception of a class: this one gives `error`. The next call or jump of
+        # Python code raises it, which in this hook would lose it: `map` makes the call, and
+        # the unpacking, which is neither, stays last.
         again = type(kind.__name__, (kind,), {"__new__": lambda *_: error})
         (_,) = map(_raise_later, (threading.get_ident(),), (again,))
 

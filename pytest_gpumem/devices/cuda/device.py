@@ -62,7 +62,7 @@ class CudaKernels:
     def call(self, foreign: Foreign, stream: Stream) -> None:
         if stream is not self._current:
             with self.current_stream(stream):
-                self.call(foreign, stream)
+                self.call(foreign, stream)  # now `stream` is the current one
             return
         foreign.function()
         now = current_gpu()
@@ -101,7 +101,7 @@ class CudaDevice(Device):
             self.l2 = CudaL2(facts)
             self.counters = CudaCounters(index)
             self.footprints = footprints(index)
-            self.footprints.free_bytes = self.memory.free_without_ours
+            self.footprints.free_bytes = self.memory.free_without_ours  # only a device can tell
             self._conditions = ConditionReader(facts)
 
     def now(self) -> float:

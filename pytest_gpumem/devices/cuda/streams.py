@@ -285,7 +285,6 @@ class CudaStreams:
 
 
 def _handles_of_libraries() -> Iterator[int]:
-    """The handles of all stream objects of CuPy and PyTorch."""
     kinds: list[tuple[Any, str]] = []
     for library, name in (("cupy", "ptr"), ("torch", "cuda_stream")):
         kind = getattr(getattr(sys.modules.get(library), "cuda", None), "Stream", None)

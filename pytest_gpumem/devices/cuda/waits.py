@@ -22,8 +22,8 @@ _WAITS = re.compile(
     r"(cu(?:CtxSynchronize|StreamSynchronize|EventSynchronize|MemFree|MemFreeHost"
     r"|Memcpy(?:HtoD|DtoH|HtoA|AtoH|2D|2DUnaligned|3D)?))(?:_v\d+)?"
 )
-"""The calls that wait: to free memory waits for the work that may use it, and so does a copy of
-host memory without Async in its name."""
+"""The calls that wait, and their version: a free waits for the work that may use the memory, and so
+does a copy of host memory. One with Async in its name does not match."""
 
 
 @cache
@@ -34,7 +34,8 @@ def call_that_waits(name: str) -> str | None:
 
 
 class CudaWaits:
-    """Counts the waits of this process by the innermost line of the user's code, in no context."""
+    """Counts the waits of this process by the innermost line of the user's code. It creates no
+    context."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[Line, str]] = Counter()
@@ -49,10 +50,10 @@ class CudaWaits:
         self._missed = None
         calls = imported().driver_api_trace_cbid.__members__
         names = [name for name in calls if call_that_waits(name)]
+        # At a call's end, once: a call that fails has not waited.
         self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
 
     def stop(self) -> None:
-        """Count no longer; a second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end()
@@ -75,7 +76,7 @@ class CudaWaits:
     def _waited(self, versioned: str, call: ApiCall) -> None:
         name = call_that_waits(versioned) or versioned
         if name == "cuMemFree" and not words(call.parameters, 1)[0]:
-            return
+            return  # to free nothing waits for nothing
         line = line_of(sys._getframe(1))
         with self._lock:
             self._counts[line, name] += 1
