@@ -1,4 +1,5 @@
-"""Workers of pytest-xdist: the process that hands out tests gets their results."""
+"""Workers of pytest-xdist: their devices, and what they send at their end. Rows are on the reports
+of tests: `verdicts`."""
 
 from __future__ import annotations
 

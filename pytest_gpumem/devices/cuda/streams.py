@@ -1,4 +1,5 @@
-"""Streams, events and graphs of a device, and streams that wait for the host.
+"""Streams, events and graphs of a device, and streams that wait for the host. Samples are taken in
+`measuring.samplers`.
 
 To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
 timer (nvbench's blocking kernel). A graph keeps the memory that was allocated during its capture.

@@ -1,2 +1,1 @@
-"""Other libraries in the process. One module each: nothing is imported that the user has not
-imported."""
+"""Other libraries in the process. None is imported that the user has not imported."""
