@@ -53,11 +53,13 @@ def test_noise_widens_the_interval(bench: Any, h100: DeviceFacts) -> None:
 
 
 def test_a_label_that_the_test_has_not_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
-    verdict = judged(bench, h100, 25.0, "20 x fautling")
-    assert verdict.outcome is Outcome.FAIL
-    assert (
-        "the test has no measurement labelled 'fautling'; others are 'faulting'" in verdict.reason
-    )
+    for written, label in [("20 x fautling", "fautling"), ("2 times faulting", "2 times faulting")]:
+        verdict = judged(bench, h100, 25.0, written)
+        assert verdict.outcome is Outcome.FAIL
+        assert verdict.reason == (
+            f"faster_than {written} (call) cannot be judged: no measurement of the test is called "
+            f"{label!r}; others are 'faulting'"
+        )
 
 
 def test_a_markers_claim_is_none_about_the_other_itself(bench: Any, h100: DeviceFacts) -> None:
