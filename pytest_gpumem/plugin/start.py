@@ -64,7 +64,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     workers.carry("broken", lambda: session.broken, session.broken.update)
     expectations = ExpectationFeature(session, workers)
     verdicts = VerdictFeature(session)
-    features: list[Feature] = [  # in the order in which they enter a phase
+    features: list[Feature] = [  # in the order of entering a phase
         expectations,
         verdicts,
         ExclusiveFeature(session),
@@ -89,7 +89,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
 
 
 def _check_plugins(config: pytest.Config) -> None:
-    # By its module: it has another name where -p or a conftest loads it than by its entry point.
+    # By its module: -p and a conftest load it by another name than its entry point.
     names = {getattr(plugin, "__name__", "") for plugin in config.pluginmanager.get_plugins()}
     if "pytest_benchmark.plugin" not in names:
         raise UserError(
@@ -129,16 +129,16 @@ def _chosen(settings: Settings, place: Path) -> DeviceChoice:
         return chosen
     no_gpu = f"no GPU ({chosen.fallback_reason})"
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
+        in_ci = f"{no_gpu}, the variable CI is set, and"
         measured = [key for key in devices(place) if not key.startswith(SIMULATED)]
         if measured:
             raise UserError(
-                f"{device}: {no_gpu}, the variable CI is set, and {place} holds a baseline of "
-                f"{', '.join(measured)}; {simulated}"
+                f"{device}: {in_ci} {place} holds a baseline of {', '.join(measured)}; {simulated}"
             )
         if not settings.device_chosen:
             raise UserError(
-                f"{no_gpu}, the variable CI is set, and no device was chosen: a broken driver must "
-                f"not turn a pipeline green; {simulated}"
+                f"{in_ci} no device was chosen: a broken driver must not turn a pipeline green; "
+                f"{simulated}"
             )
     if settings.strict:
         raise UserError(f"{no_gpu} under --gpumem-strict; {simulated}")
@@ -151,17 +151,16 @@ def _chosen(settings: Settings, place: Path) -> DeviceChoice:
 def _baseline_place(config: pytest.Config, settings: Settings) -> Path:
     if settings.baseline is None:
         return entries.storage_folder(config)
-    # A folder is relative to the ini file that names it, else to where pytest was called.
-    folder = config.invocation_params.dir
-    if settings.origins["baseline"].startswith("gpumem_") and config.inipath is not None:
+    # It is relative to the ini file that names it, else to where pytest was called.
+    folder, origin = config.invocation_params.dir, settings.origins["baseline"]
+    if origin.startswith("gpumem_") and config.inipath is not None:
         folder = config.inipath.parent
     place = folder / Path(settings.baseline).expanduser()
     # A session that saves makes one, and a gate's base decides without one.
     may_be_new = settings.save or settings.baseline_of is not None or config.option.collectonly
     if place.is_dir() or (may_be_new and not place.exists()):
         return place
-    siblings = [sibling.name for sibling in place.parent.glob("*/")]
-    raise UserError(
-        f"{settings.origins['baseline']}: there is no folder {place}"
-        f"{did_you_mean(place.name, siblings)}; --gpumem-save makes one"
-    )
+    if place.exists():
+        raise UserError(f"{origin}: {place} is a file, not a folder")
+    hint = did_you_mean(place.name, [path.name for path in place.parent.glob("*/")])
+    raise UserError(f"{origin}: there is no folder {place}{hint}; --gpumem-save makes one")

@@ -359,6 +359,9 @@ def test_a_baseline_that_is_named_and_not_there_is_refused(
     assert "--gpumem-save" in line
     for fine in (("--collect-only",), ("--gpumem-save",), ()):
         assert gpumem(*words, *fine).ret == pytest.ExitCode.OK
+    (file,) = pytester.path.glob("test_*.py")
+    line = only_line(gpumem(f"--gpumem-baseline={file.name}", "--gpumem-save"))
+    assert line.endswith(f"--gpumem-baseline: {file} is a file, not a folder")
 
 
 def test_a_limit_without_the_switch_is_refused(
