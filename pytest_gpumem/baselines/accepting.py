@@ -43,6 +43,8 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
     if row.test_error:
         return
     for result in row.verdict.limits:
+        if result.outcome is Outcome.ACCEPTED:
+            continue
         if result.code is Code.MEASURED_DIFFERENTLY:
             yield AcceptedChange(row.key, "measured")
         elif result.outcome is Outcome.FAIL and result.limit in FORGIVES:

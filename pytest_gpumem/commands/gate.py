@@ -47,6 +47,7 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.github import summarise, workflow_commands
 from pytest_gpumem.reporting.output_formats import figures
+from pytest_gpumem.reporting.row import function_of
 from pytest_gpumem.reporting.terminal import counts_text, name_and_driver
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, rounded_duration
@@ -269,8 +270,11 @@ def _advice(
         words = loosened.setdefault(change.key, [change.key])
         words += ["--change", f"{change.limit}={change.now or 'none'}"]
     # One command accepts several tests. A renamed or loosened one has a command of its own.
-    tests = [test for test in dict.fromkeys(tests + lost) if test not in {*names, *loosened}]
-    accept = [tests[:SHOWN]] if tests else []
+    others = []
+    for test in dict.fromkeys(tests + lost):
+        if function_of(test) not in names and test not in loosened:
+            others.append(test)
+    accept = [others[:SHOWN]] if others else []
     accept += [[new, "--renamed-from", old] for old, new in names.items()]
     accept += list(loosened.values())[:SHOWN]
     repair = ["bring the test back, by its name and not skipped"] if lost else []

@@ -46,7 +46,7 @@ def of_tests(shown: Sequence[RowView]) -> list[Chart]:
     tests: dict[str, list[RowView]] = {}
     for view in shown:
         if view.row.measurement is not None:
-            tests.setdefault(function_of(view.row), []).append(view)
+            tests.setdefault(function_of(view.row.nodeid), []).append(view)
     return [_of_test(function, of) for function, of in tests.items() if len(of) > 1]
 
 
@@ -81,7 +81,7 @@ def _of_test(function: str, shown: Sequence[RowView]) -> Chart:
 
 def _parameters(row: Row) -> str:
     """Parameters and label of a row: what tells the rows of its test apart."""
-    inside = row.nodeid[len(function_of(row)) :].removeprefix("[").removesuffix("]")
+    inside = row.nodeid[len(function_of(row.nodeid)) :].removeprefix("[").removesuffix("]")
     # A dash after a letter or a digit separates two parameters.
     inside = re.sub(r"(?<=\w)-(?=\w)", ", ", inside)
     return ", ".join(filter(None, (inside, row.label))) or "alone"

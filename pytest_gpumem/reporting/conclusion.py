@@ -14,7 +14,13 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Omission, Past, Row
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.row import broken_limits, verdict_text, why_lines, worst_first
+from pytest_gpumem.reporting.row import (
+    broken_limits,
+    function_of,
+    verdict_text,
+    why_lines,
+    worst_first,
+)
 from pytest_gpumem.reporting.table import remedies
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs
@@ -99,16 +105,20 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
-    """By node id, each lost test beside a single new test of its file: perhaps its new name."""
-    new: dict[str, list[str]] = {}
+    """Each lost test function beside a single new one of its file: perhaps its new name."""
+    new: dict[str, set[str]] = {}
+    known = set()
     for row in conclusion.rows:
+        function = function_of(row.nodeid)
+        known.add(function)
         if row.verdict.outcome is Outcome.NEW:
-            new.setdefault(row.nodeid.partition("::")[0], []).append(row.nodeid)
+            new.setdefault(function.partition("::")[0], set()).add(function)
     names_now = {}
     for omission in conclusion.missing:
-        names = new.get(omission.nodeid.partition("::")[0], [])
-        if possibly_intended(omission) and len(set(names)) == 1:
-            names_now[omission.nodeid] = names[0]
+        old = function_of(omission.nodeid)
+        names = new.get(old.partition("::")[0], set())
+        if possibly_intended(omission) and len(names) == 1 and old not in known:
+            (names_now[old],) = names
     return names_now
 
 

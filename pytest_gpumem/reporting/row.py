@@ -81,10 +81,10 @@ def headings_of(shown: Iterable[RowView]) -> list[str]:
     return [heading for heading in HEADINGS if heading in known]
 
 
-def function_of(row: Row) -> str:
-    """The id of a row's test function, without the parameters of this call."""
-    start = row.nodeid.find("[", row.nodeid.find("::") + 1)
-    return row.nodeid[:start] if start >= 0 else row.nodeid
+def function_of(nodeid: str) -> str:
+    """The id of a test's function, without the parameters of this call."""
+    start = nodeid.find("[", nodeid.find("::") + 1)
+    return nodeid[:start] if start >= 0 else nodeid
 
 
 def verdict_text(row: Row) -> str:

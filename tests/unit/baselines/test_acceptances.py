@@ -223,6 +223,8 @@ def test_what_a_row_asks_to_accept() -> None:
     )
     other_way = judged(LimitResult("max_regression", UNDECIDED, Code.MEASURED_DIFFERENTLY))
     assert list(changes_of(other_way)) == [change("measured")]
+    accepted = LimitResult("max_regression", Outcome.ACCEPTED, Code.MEASURED_DIFFERENTLY)
+    assert list(changes_of(judged(accepted, LATENCY))) == []
     assert list(changes_of(replace(row, test_error=True))) == []
     doubt = judged(LimitResult("max_regression", UNDECIDED, Code.NOISY))
     assert list(changes_of(doubt)) == list(changes_of(judged(LATENCY))) == []

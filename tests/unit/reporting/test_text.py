@@ -29,6 +29,7 @@ from pytest_gpumem.reporting.conclusion import (
     advice,
     conclusion_lines,
     failing_text,
+    renamed,
     run_lines,
 )
 from pytest_gpumem.reporting.details import conditions_text
@@ -80,6 +81,20 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
         "to repair: meet or change max_latency, which cannot be accepted",
         "to accept, commit what this writes: gpumem accept t.py::test_blur",
     ]
+
+
+def test_a_lost_test_beside_a_single_new_one_is_perhaps_renamed_whatever_its_parameters(
+    make_row: MakeRow,
+) -> None:
+    lost = [Omission(f"t.py::test_old[{size}]", "", LOST, "gone") for size in (1, 2)]
+    new = [make_row(f"t.py::test_new[{size}]", Outcome.NEW) for size in (1, 2)]
+    ending = Conclusion(Exit.FAILED, [], new, lost)
+    assert renamed(ending) == {"t.py::test_old": "t.py::test_new"}
+    others = [*new, make_row("t.py::test_newer", Outcome.NEW)]
+    assert renamed(dataclasses.replace(ending, rows=others)) == {}
+    # A parameter that is gone renames nothing.
+    kept = [*new, make_row("t.py::test_old[3]")]
+    assert renamed(dataclasses.replace(ending, rows=kept)) == {}
 
 
 def test_a_test_that_failed_by_an_error_is_named_once_with_it(make_row: MakeRow) -> None:
