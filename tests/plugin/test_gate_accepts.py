@@ -192,6 +192,11 @@ def gates_rows(gates: Gates) -> list[dict[str, Any]]:
 
 def test_a_row_that_is_measured_in_another_way(gates: Gates) -> None:
     limited = '@pytest.mark.gpumem(max_regression="2%"'
+    looser = TESTS.replace(limited, '@pytest.mark.gpumem(max_regression="9%", mode="hot"', 1)
+    gates.change({"test_it.py": looser})
+    text = " ".join(gates.gate()[2].replace("\\\n", " ").split())
+    words = "--change max_regression=9% --change measured --reason"
+    assert f"gpumem accept test_it.py::test_copy {words}" in text
     gates.change({"test_it.py": TESTS.replace(limited, f'{limited}, mode="hot"', 1)})
     code, last, text = gates.gate()
     assert (code, last) == (1, "red: 1 of 1 row fails"), text
