@@ -164,7 +164,7 @@ class Buffer:
             follower()
 
     def put_home(self, stream: Stream) -> None:
-        """Put managed pages where they are before every sample."""
+        """Put managed pages where samples find them."""
 
 
 class Arena:
@@ -196,7 +196,7 @@ class Arena:
         handle: Callable[..., Buffer] | None = None,
         make: Callable[[int], Allocation] | None = None,
     ) -> Buffer:
-        """Return a new buffer. `make`: allocates its bytes."""
+        """Return a new buffer, whose bytes `make` allocates."""
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
@@ -217,8 +217,8 @@ class Arena:
 
     @uncounted
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
-        """Return a buffer over a NumPy array, page-locked (`register`) or pageable. Untouched pages
-        come to lie on the device's NUMA node."""
+        """Return a buffer over a NumPy array, page-locked (`register`) or pageable. Its untouched
+        pages come to the device's NUMA node."""
         check_plain(array.dtype)
         flags = array.flags
         if not flags.c_contiguous or not flags.writeable or array.size == 0:
@@ -274,7 +274,7 @@ class Arena:
         return buffer
 
     def taken(self, argument: Any) -> Any:
-        """Return the buffer of an argument, pageable for a NumPy array; anything else as it is."""
+        """Return the buffer of an argument, pageable for a NumPy array; or what was given."""
         buffer = self.find(argument)
         if buffer is not None:
             return buffer
@@ -288,7 +288,7 @@ class Arena:
         return buffer.kind.movable and not guests
 
     def pad(self, nbytes: int) -> None:
-        """Let what is allocated next lie elsewhere; ends the padding before."""
+        """Have what is allocated next lie elsewhere."""
         for allocation in self._padding:
             self.release(allocation)
         self._padding = []
@@ -296,7 +296,7 @@ class Arena:
             self._padding = [self.allocate(nbytes)]
 
     def keep(self, other: Arena) -> None:
-        """Close another arena with this one, or when its memory is needed."""
+        """Close another arena with this, or when memory is short."""
         if other not in self.kept:
             self.kept.append(other)
 

@@ -140,9 +140,9 @@ def _set_aside(facts: DeviceFacts, given: Any) -> SetAside:
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
     """Return the set-aside for a window of `nbytes`, in steps of L2/16.
 
-    It is the fewest steps that hold the window, and one more where that pays. With the fewest, a
-    launch takes longer at some placements. One more costs nothing as the second or third step. As
-    the fourth it pays if less than half of the third is free. As a later one it costs up to 54 %
+    It is the fewest steps that hold the window, with which a launch takes longer at some
+    placements. One more costs nothing as the second or third step. As the fourth it pays if less
+    than half of the third is free. Later it costs up to 54 %
     (`ci/records/nvidia-h200/l2_placements.json`). Never above L2/2 or the device's maximum.
     """
     step = facts.l2_step_bytes
