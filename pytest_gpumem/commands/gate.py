@@ -154,8 +154,12 @@ def gate(
         screen_only=screen_only,
         strict=strict,
     )
-    with ended_by_signals():
-        conclusion = run.run()
+    try:
+        with ended_by_signals():
+            conclusion = run.run()
+    except KeyboardInterrupt:
+        _log("stopped, no verdict")
+        raise
     remarks = list(conclusion.remarks)
     left_out = Acceptances() if accept_from_change else added
     for name in left_out.files:

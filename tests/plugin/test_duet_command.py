@@ -188,6 +188,19 @@ def test_interrupted_it_prints_what_is_decided_and_removes_everything(
             assert ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
+def test_a_gate_that_is_stopped_in_its_session_says_so(project: Project) -> None:
+    begun = project.folder.parent / "begun"
+    waits = f"    open({str(begun)!r}, 'w').close()\n    threading.Event().wait()\n"
+    project.write("test_it.py", f"import threading\n{TESTS}\ndef test_x():\n{waits}")
+    project.commit()
+    process = project.start("gate", "main", "--", "-s")
+    until(begun.exists, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "gpumem gate: stopped, no verdict" in said.splitlines(), said
+
+
 def test_a_crash_loses_one_process_of_a_side_that_collects_once(project: Project) -> None:
     folder = project.folder.parent
     crash = f"    with open({str(folder / 'measured')!r}, 'a') as file:\n        file.write('.')\n"
