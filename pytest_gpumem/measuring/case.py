@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,10 +24,11 @@ from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.units import parse_bytes
+from pytest_gpumem.units import QuantityError, parse_bytes
 
 READ: Literal["read"] = "read"
 WRITE: Literal["write"] = "write"
+NO_ARGUMENTS = "is a function without arguments"
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,7 @@ def target_of(
     if isinstance(function, Case):
         remedy = "; pass gpu_benchmark.case() a function that returns it"
     elif function is None:
-        how = "as in gpu_benchmark(kernel, a, b), and do not call it"
-        remedy = f": pass the kernel and its arguments, {how}"
+        remedy = ": pass a kernel uncalled, as in gpu_benchmark(kernel, a, b)"
     raise BadCall(
         "gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type "
         f"{type(function).__name__}{remedy}"
@@ -138,13 +138,11 @@ class _CodeTarget(Target):
 
         `named`: how the user wrote a field.
         """
-        for field in ("launch", "restore", "check", "reference"):
+        for field in ("restore", "check", "reference"):
             function = getattr(case, field)
-            if not callable(function) and (function is not None or field == "launch"):
-                raise BadCall(
-                    f"{named.format(field)} is a function without arguments, not {function!r}"
-                )
-        moved = _declared_bytes(named.format("moved").rstrip("="), case.moved)
+            if function is not None:
+                _check_call(f"{named.format(field)} {NO_ARGUMENTS}", function)
+        moved = _declared_bytes(named.format("moved"), case.moved)
         reads = _arrays(named.format("reads"), case.reads, arena)
         writes = _arrays(named.format("writes"), case.writes, arena)
         self._case, self._buffers = case, arena
@@ -221,6 +219,18 @@ class _CodeTarget(Target):
             raise WrongResult(f"{self.name}: its check returned {result} after one launch")
 
 
+def _check_call(text: str, function: Callable[..., object], *arguments: object) -> None:
+    """Raise `BadCall` with a text if a function does not take the arguments."""
+    if not callable(function):
+        raise BadCall(f"{text}, not an object of type {type(function).__name__}")
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(*arguments)
+    except TypeError as error:
+        raise BadCall(f"{text}: {error}") from None
+    except (ValueError, NameError):  # no signature
+        pass
+
+
 def _arrays(name: str, given: object, arena: Arena) -> list[Any]:
     """Return the arrays of a field; for those that lie in a buffer, the buffer."""
     if not isinstance(given, (list, tuple)):
@@ -234,17 +244,18 @@ def _arrays(name: str, given: object, arena: Arena) -> list[Any]:
     return arrays
 
 
-def _declared_bytes(name: str, moved: object) -> int | None:
+def _declared_bytes(name: str, moved: Any) -> int | None:
     if moved is None:
         return None
-    if isinstance(moved, str):
-        moved = parse_bytes(moved)
-    if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
+    nbytes = 0
+    with suppress(QuantityError, TypeError):  # TypeError: of an array of several numbers
+        nbytes = parse_bytes(moved)
+    if nbytes == 0:
         raise BadCall(
-            f"{name}={moved!r}; it is the compulsory bytes of a launch, a positive integer or a "
-            'size such as "64 MiB"'
+            f"{name} is the compulsory bytes of a launch, a positive integer or a size such as "
+            f'"64 MiB", not {moved!r}'
         )
-    return int(moved)
+    return nbytes
 
 
 class CallTarget(_CodeTarget):
@@ -286,19 +297,10 @@ class CaseTarget(_CodeTarget):
     moves = True
 
     def __init__(self, build: Callable[[Memory], Case], arena: Arena) -> None:
-        if not callable(build):
-            raise BadCall(
-                "gpu_benchmark.case() takes a function that is given a memory and returns a Case, "
-                f"not an object of type {type(build).__name__}"
-            )
-        name = getattr(build, "__name__", "case")
-        try:
-            inspect.signature(build).bind(None)
-        except TypeError as error:
-            raise BadCall(f"gpu_benchmark.case() calls {name}(memory): {error}") from None
-        except ValueError:  # a callable without a signature
-            pass
-        super().__init__(name, arena.device, arena.stream)
+        _check_call(
+            "gpu_benchmark.case() takes a function of a memory, which returns a Case", build, None
+        )
+        super().__init__(getattr(build, "__name__", "case"), arena.device, arena.stream)
         self._build, self._arena = build, arena
         self._windows = ExitStack()  # closes the window that is open
         with self.device.current():
@@ -335,10 +337,8 @@ class CaseTarget(_CodeTarget):
                     f"the function given to gpu_benchmark.case() returned {case!r}, not a Case"
                 )
             if case.window is not None and arena.find(case.window) is None:
-                raise BadCall(
-                    "Case.window is a buffer or array made by the `memory` that the function is "
-                    "given"
-                )
+                raise BadCall("Case.window is a buffer or array of the function's `memory`")
+            _check_call(f"Case.launch {NO_ARGUMENTS}", case.launch)
             self._take(case, arena, "Case.{}")
         except BaseException:
             arena.close()

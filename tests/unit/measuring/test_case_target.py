@@ -183,11 +183,15 @@ def test_what_is_no_case() -> None:
         (lambda memory: memory.device(64), "returned <device buffer.*, not a Case"),
         (
             with_(moved=0),
-            r"Case\.moved=0; it is the compulsory bytes of a launch, a positive integer",
+            r"Case\.moved is the compulsory bytes of a launch, a positive integer .* not 0$",
         ),
         (
             lambda: Case(print),
-            r"gpu_benchmark\.case\(\) calls <lambda>\(memory\): too many positional arguments",
+            r"gpu_benchmark\.case\(\) takes a function .*: too many positional arguments",
+        ),
+        (
+            with_(launch=abs),
+            r"Case\.launch is a function without arguments: missing a required argument",
         ),
         (
             Case(lambda: None),

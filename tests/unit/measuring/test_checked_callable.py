@@ -69,8 +69,12 @@ def test_outputs_are_poisoned_unless_they_are_also_read(bench: Bench) -> None:
 
 def test_a_mistake_is_one_sentence() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"check": True}, "check= is a function without arguments, not True"),
-        ({"reference": 1}, "reference= is a function without arguments, not 1"),
+        ({"check": True}, "check= is a function without arguments, not an object of type bool$"),
+        (
+            {"check": lambda x: True},
+            "check= is a function without arguments: missing a required argument: 'x'$",
+        ),
+        ({"reference": abs}, "reference= is a function without arguments: missing a required "),
         ({"reads": 3}, "reads= is a list of arrays or buffers, not int"),
         ({"writes": np.zeros(4)}, "writes= is a list of arrays or buffers, not ndarray"),
         ({"reads": [3.5]}, r"reads= takes arrays or buffers; 3\.5 has no nbytes"),
@@ -78,7 +82,11 @@ def test_a_mistake_is_one_sentence() -> None:
             {"check": lambda: np.array([True, True])},
             "check= returned a value of type ndarray that is neither true nor false",
         ),
-        ({"moved": 0}, "moved=0; it is the compulsory bytes of a launch"),
+        (
+            {"moved": 0},
+            "moved= is the compulsory bytes of a launch, a positive integer or .* not 0$",
+        ),
+        ({"moved": "lots"}, "moved= is the compulsory bytes of a launch.*, not 'lots'$"),
     ]
     for declared, message in cases:
         bench = Bench()
