@@ -153,9 +153,9 @@ def at_the_sessions_end(
     limit = run.limit(check)
     outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
     if outcome is Outcome.PASS:
-        sure = f"{run.reference.confidence(run.same_code) * 100:g} %"
-        reason = f"within {check.limit}; we are {sure} sure that it is not slower by the limit"
-        return check.finding(outcome, f"{run.text}: {reason}")
+        sure = run.reference.confidence(run.same_code) * 100
+        why = f"we are {sure:g} % sure that it is not slower than the limit allows"
+        return check.finding(outcome, f"{run.text}: within {check.limit}; {why}")
     code, needs = Code.NOISY, check.needs_duet
     # What a reader acts on comes first.
     if run.log_ratio > limit:

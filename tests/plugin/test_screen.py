@@ -56,7 +56,7 @@ def test_three_saved_processes_of_a_day_pass_the_same_code(
     assert set(verdicts(four_sizes).values()) == {("PASS", None)}
     reason = rows_in(four_sizes.path)[0]["verdict"]["reason"]
     assert "against 3 saved processes of 1 day" in reason
-    assert "we are 90 % sure that it is not slower by the limit" in reason
+    assert "we are 90 % sure that it is not slower than the limit allows" in reason
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])

@@ -73,7 +73,7 @@ def test_the_same_code_needs_less_and_the_reason_has_the_rate(
     assert one_day.outcome is Outcome.PASS
     assert one_day.reason == (
         "+0.100 % against 3 saved processes of 1 day, 8 samples on 8 placements: within "
-        "max_regression 1% (marker); we are 90 % sure that it is not slower by the limit"
+        "max_regression 1% (marker); we are 90 % sure that it is not slower than the limit allows"
     )
     assert one_day.comparison is not None
     assert one_day.comparison.same_code
