@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypedDict
 from pytest_gpumem import units
 from pytest_gpumem.units import refused
 
-BASE = "base"  # as a limit on an exact count: no more than the base has
+BASE = "base"  # as a limit on an exact count
+_OR_BASE = f'or "{BASE}", for no more than the base has'
 
 
 class LimitKeywords(TypedDict, total=False):
@@ -109,7 +110,7 @@ def _part(value: Any) -> Demand:
 
 
 def _size(value: Any) -> Demand:
-    return "", (-units.parse_bytes(value),)
+    return "", (-units.parse_bytes(value, f'{units.SIZES_ACCEPTED}, or "0 B"'),)
 
 
 def _positive_size(value: Any) -> Demand:
@@ -127,8 +128,7 @@ def _number_or_base(value: Any) -> Demand:
         return BASE, ()
     if isinstance(value, (int, str)) and re.fullmatch(r"\s*[0-9]{1,12}\s*", str(value)):
         return "", (-int(value),)
-    accepted = f'a whole number from 0 on, or "{BASE}", for no more than the base has'
-    raise refused(value, accepted, "is no number")
+    raise refused(value, f"a whole number from 0 on, {_OR_BASE}", "is no number")
 
 
 def _size_or_base(value: Any) -> Demand:
@@ -137,8 +137,7 @@ def _size_or_base(value: Any) -> Demand:
     try:
         return _size(value)
     except units.QuantityError as error:
-        remedy = f'{error}, or "{BASE}", for no more than the base has'
-        raise units.QuantityError(remedy) from None
+        raise units.QuantityError(f"{error}, {_OR_BASE}") from None
 
 
 def _text_of_size(value: Any) -> str:

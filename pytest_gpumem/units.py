@@ -87,15 +87,15 @@ class Margin(NamedTuple):
         return count + math.floor(count * Fraction(str(self.relative)) + int(self.absolute))
 
 
-def parse_bytes(value: str | int) -> int:
+def parse_bytes(value: str | int, accepted: str = SIZES_ACCEPTED) -> int:
     """Return the bytes of a size such as "64 MiB", or of an integer."""
     if hasattr(value, "__index__") and not isinstance(value, bool):
         if operator.index(value) < 0:
-            raise refused(value, SIZES_ACCEPTED, "is negative")
+            raise refused(value, accepted, "is negative")
         return operator.index(value)
-    size = _quantity(value, _SIZES, SIZES_ACCEPTED)
+    size = _quantity(value, _SIZES, accepted)
     if size.denominator != 1:
-        raise refused(value, SIZES_ACCEPTED, "is not a whole number of bytes")
+        raise refused(value, accepted, "is not a whole number of bytes")
     return size.numerator
 
 

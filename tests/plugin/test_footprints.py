@@ -312,6 +312,10 @@ def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(
         ),
         (("--gpumem-max-peak", "0 B"), r"--gpumem-max-peak: '0 B' cannot be met"),
         (
+            ("--gpumem-max-kept", "0"),
+            r"--gpumem-max-kept: '0' is not understood; accepted is a size .*\), or \"0 B\"$",
+        ),
+        (
             ("--gpumem-max-peak", "1 MiB", "--gpumem-footprint=off"),
             r"--gpumem-max-peak: max_peak 1 MiB limits what --gpumem-footprint off",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from pytest_gpumem.units import (
     format_time,
 )
 
-PARSERS = [
+PARSERS: list[Callable[[Any], Any]] = [
     units.parse_bytes,
     units.parse_time,
     units.parse_rate,
@@ -179,7 +180,7 @@ def test_junk_is_refused_and_shown() -> None:
         for parse in PARSERS:
             with naming(junk, parse):
                 with pytest.raises(QuantityError) as refused:
-                    parse(junk)  # type: ignore[arg-type]
+                    parse(junk)
                 message = str(refused.value)
                 assert message.startswith(repr(junk))
                 assert "accepted is a" in message
