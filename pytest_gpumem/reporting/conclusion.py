@@ -24,7 +24,11 @@ from pytest_gpumem.reporting.row import (
 from pytest_gpumem.reporting.table import remedies
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs
-COLOURS: Mapping[int, str] = {Exit.FINE: "green", Exit.FAILED: "red"}  # by exit code
+COLOURS: Mapping[int, str] = {
+    Exit.FINE: "green",
+    Exit.FAILED: "red",
+    Exit.USAGE: "could not start",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Conclusion:
 
     @property
     def colour(self) -> str:
-        """ "green", "red" or "no verdict"."""
+        """The word for its exit code."""
         return COLOURS.get(self.code, "no verdict")
 
 

@@ -346,7 +346,7 @@ def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(
     code, text = gate({}, f"{GPU} {words}")
     assert code == 4, text
     summary = project.folder / "gpumem-results" / "summary.md"
-    for shown in (text.partition("gpumem gate: no verdict: ")[2], summary.read_text()):
+    for shown in (text.partition("gpumem gate: could not start: ")[2], summary.read_text()):
         assert named in " ".join(shown.split())
 
 
