@@ -10,6 +10,7 @@ from cases import naming
 from msgspec.structs import replace
 from verdicts_alone import judge
 
+from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -50,6 +51,11 @@ def test_a_limit_is_held_against_one_launch(bench: Any, h100: DeviceFacts) -> No
             assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason), (
                 limit
             )
+
+
+def test_only_limits_on_what_a_launch_runs_have_it_counted() -> None:
+    assert counts_steps(Limits(max_kernels="1"))
+    assert not counts_steps(Limits(max_latency="1 ms", max_regression="1%"))
 
 
 def test_the_limit_base_is_the_greatest_count(bench: Any, h100: DeviceFacts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pytest_gpumem.measuring.stopping import MOST_WINDOW, WINDOW, steady, trend_significance
 
@@ -65,3 +66,8 @@ def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
         theirs = stats.kendalltau(range(WINDOW), series, method="asymptotic").pvalue
         # Ours corrects for continuity, which is the cautious side.
         assert theirs - 1e-9 <= trend_significance(series) <= theirs + 0.12
+
+
+def test_the_significance_of_a_trend_is_mann_and_kendalls() -> None:
+    # Of ten growing values the score is 45, and its variance 125.
+    assert trend_significance(range(10)) == pytest.approx(8.303e-5, rel=1e-3)

@@ -215,3 +215,20 @@ def test_what_holds_the_window_and_a_step_more_where_that_pays() -> None:
     ]:
         assert H100.l2_bytes == 50 * MiB, window
         assert fit_set_aside(H100, int(window)) == int(set_aside), window
+
+
+def test_a_reset_is_by_the_window_or_by_the_context(
+    device: CountedDevice, arena: Arena, calls: list[Any]
+) -> None:
+    with persisting(device, arena.buffer(8 * MiB)) as stream:
+        given = device.l2.window(stream.stream)
+        ways: list[tuple[Any, int]] = [("window", 0), ("context", 1)]
+        for how, resets in ways:
+            calls.clear()
+            stream.reset(how)
+            assert device.l2.window(stream.stream) != given, how
+            assert calls.count(("reset_persisting", "reset")) == resets, how
+            stream.renew()
+            assert device.l2.window(stream.stream) == given, how
+        with pytest.raises(BadWindow, match="reset\\('all'\\); accepted are"):
+            stream.reset("all")  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ def test_a_guest_shares_memory_and_keeps_its_buffer_in_place(memory: Memory) -> 
     assert buffer is not None
     array[3] = 5
     assert (buffer.read()[3] == 5).all()
+    assert len(buffer) == 16
     assert not memory.arena.can_move(buffer)
     assert memory.arena.can_move(memory.managed((16, 4), "f4"))
 
