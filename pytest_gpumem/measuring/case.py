@@ -224,11 +224,13 @@ def _check_call(text: str, function: Callable[..., object], *arguments: object) 
     if not callable(function):
         raise BadCall(f"{text}, not an object of type {type(function).__name__}")
     try:
-        inspect.signature(function, follow_wrapped=False).bind(*arguments)
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError, NameError):  # it has none that can be read
+        return
+    try:
+        signature.bind(*arguments)
     except TypeError as error:
         raise BadCall(f"{text}: {error}") from None
-    except (ValueError, NameError):  # no signature
-        pass
 
 
 def _arrays(name: str, given: object, arena: Arena) -> list[Any]:
