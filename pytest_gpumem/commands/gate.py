@@ -33,7 +33,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, function_of
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.records.schema import document as to_document
 from pytest_gpumem.reporting import html, markdown
@@ -47,7 +47,6 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.github import summarise, workflow_commands
 from pytest_gpumem.reporting.output_formats import figures
-from pytest_gpumem.reporting.row import function_of
 from pytest_gpumem.reporting.terminal import counts_text, name_and_driver
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, rounded_duration

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from statistics import fmean, median_low, stdev
 
 from pytest_gpumem.judging.finding import Check, change, counted
-from pytest_gpumem.judging.footprint import comparable
 from pytest_gpumem.judging.reference import PASSES
 from pytest_gpumem.judging.spread import quantile
 from pytest_gpumem.outcomes import Code, Outcome
@@ -95,8 +94,8 @@ PEAKS = 3
 
 def of_peaks(check: Check, head: Sequence[Footprint], base: Sequence[Footprint]) -> LimitResult:
     """Return the finding about the footprints of `PEAKS` processes a side, if all were watched."""
-    alike = len(base) == len(head) == PEAKS
-    if not (alike and all(comparable(footprint, base[0]) for footprint in (*base, *head))):
+    watches = {footprint.driver_watched for footprint in (*base, *head)}
+    if not (len(base) == len(head) == PEAKS and len(watches) == 1):
         return check.not_judged("memory was not watched alike on both sides", Code.NOT_READ)
     greatest = max(footprint.peak for footprint in base)
     middle = median_low(footprint.peak for footprint in head)

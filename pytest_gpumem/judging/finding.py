@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -74,13 +73,6 @@ class Check:
 def check_of(limits: Limits, name: str) -> Check | None:
     written = getattr(limits, name)
     return None if written is None else Check(name, written, limits.origin.get(name, "limit"))
-
-
-def worst(findings: Sequence[LimitResult | Verdict]) -> Outcome:
-    if not findings:
-        return Outcome.MEASURED
-    # FAIL has the least rank.
-    return min(findings, key=attrgetter("outcome.rank")).outcome
 
 
 def basis(measurement: Measurement) -> str:

@@ -23,11 +23,6 @@ from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_b
 SHOWN = 5  # most lines of waits that a text names
 
 
-def comparable(footprint: Footprint, other: Footprint) -> bool:
-    """True if the driver's allocations were seen on both sides, or on neither."""
-    return footprint.driver_watched == other.driver_watched
-
-
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
     return (footprint.peak, *footprint.further_peaks)
 
@@ -157,13 +152,10 @@ def _judge_growth(
     check: Check, footprint: Footprint, past: Sequence[Footprint], no_history: str | None
 ) -> LimitResult:
     past = [run for run in past if run.watched]  # the others have waits alone
-    runs = [run for run in past if comparable(footprint, run)]
-    if past and not runs:
-        return check.measured_differently("the driver's allocations are watched on a single side")
-    if not runs:
+    if not past:
         return check.new(no_history or "the baseline holds no such row")
     saved: list[int] = []
-    for run in runs:
+    for run in past:
         saved += peaks_of(run)
     peak, least, greatest = median_low(peaks_of(footprint)), min(saved), max(saved)
     growth = short_bytes(peak - greatest)
@@ -172,7 +164,7 @@ def _judge_growth(
     if greatest:
         growth += f", {format_share(peak / greatest - 1, sign=True)}"
     peak_text, greatest_text = sizes(peak, greatest)
-    runs_text = counted(len(runs), "saved run")
+    runs_text = counted(len(past), "saved run")
     figure = f"a peak of {peak_text} against {greatest_text} of {runs_text} ({growth})"
     most = parse_growth(check.written).most(greatest)
     if peak > most and least < greatest:

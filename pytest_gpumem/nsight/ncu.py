@@ -67,6 +67,8 @@ COUNTERS = (
     Counter("occupancy", ("sm__warps_active.avg.pct_of_peak_sustained_active",), _percent),
 )
 METRICS = sum((counter.metrics for counter in COUNTERS), TIME.metrics)
+RAW_CSV = ("--csv", "--page", "raw", "--print-units", "base")
+"""Options of a page that `read_launches` reads."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def count_launches(
     program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
         log = Path(scratch, "ncu.log")
-        output = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+        output = [*RAW_CSV, "--log-file", str(log)]
         ncu = ncu_command(program, command, output, metrics=metrics)
         finished = processes.run(ncu, environment, echo, folder=folder)
         page = log.read_text(errors="replace") if log.exists() else ""
@@ -258,7 +260,7 @@ def time_launches(
     environment: Mapping[str, str],
     echo: Callable[[str], object],
     *,
-    folder: Path | None = None,
+    folder: Path,
 ) -> tuple[list[ProfiledKernel], int]:
     """As `count_launches`, under Nsight Systems: each kernel with its launches and mean time."""
     program = find(NSYS, environment)

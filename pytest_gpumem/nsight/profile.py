@@ -130,8 +130,7 @@ def select(
 def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
     program = str(report.program)
     if report.file.suffix == tools.NCU.report:
-        words = ["--csv", "--page", "raw", "--print-units", "base"]
-        command = [program, "--import", str(report.file), *words]
+        command = [program, "--import", str(report.file), *ncu.RAW_CSV]
         printed = processes.run(command, environment)
         try:
             launches = ncu.read_launches(printed.stdout)

@@ -144,7 +144,7 @@ class AdoptionFeature(Feature):
         session = self._session
         if session.is_part:
             return
-        left_out = len(list(session.rows)) - len(rows_of_table(session))
+        left_out = len(session.rows) - len(rows_of_table(session))
         if left_out:
             yield (
                 f"{counted(left_out, 'adopted benchmark')} without a limit or a baseline: "

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.kinds import DeviceError, NotCounted
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
-    BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
     SESSION_PLUGIN,
     TEST_FIXTURE,
@@ -50,7 +49,7 @@ class WatchedTest:
         self.item, self.session = item, session
         self.settings = of_test(session.settings, keywords_of(item))
         # A benchmark's limit on waits is on one launch.
-        is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
+        is_benchmark = uses_benchmark(item)
         names = OF_FOOTPRINT if is_benchmark else OF_WATCHED
         self.limits = session.limits(item, names)
         self.limited = uses(item, MEMORY_FIXTURE)  # it has a row even where it takes no memory

@@ -56,7 +56,6 @@ REFUSED: pytest.StashKey[str] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpumem", "GPU memory performance")
     for option in OPTIONS:
-        text = option.help.replace("%%", "%")
         if not option.ini_only:
             action = "store_true" if option.is_flag else "store"
             more: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar}
@@ -68,10 +67,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                 dest=option.key,
                 action=action,
                 default=None,
-                help=text.replace("%", "%%"),
+                help=option.help.replace("%", "%%"),
                 **more,
             )
-        parser.addini(option.key, text, type="string", default=None)
+        parser.addini(option.key, option.help, type="string", default=None)
 
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options

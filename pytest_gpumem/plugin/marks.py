@@ -42,7 +42,7 @@ def uses_benchmark(item: pytest.Item) -> bool:
 
 def measures(item: pytest.Item) -> bool:
     """False only if no fixture of a test could ask for another by `getfixturevalue`."""
-    if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
+    if uses_benchmark(item):
         return True
     if "request" in getattr(getattr(item, "_fixtureinfo", None), "argnames", ()):
         return True

@@ -51,7 +51,7 @@ class Result:
     extra: Extra
     """Further figures that the test adds: `result.extra["elements/s"] = n / result.latency`."""
     _claim: Callable[[str, str, float], None]
-    """Records a claim: label, that of the other, factor. `plugin.verdicts` judges it."""
+    """Records a claim: label, that of the other, factor. `plugin.rows` judges it."""
 
     def faster_than(self, label: str, by: float = 1.0) -> None:
         """Claim that this measurement is faster than another of the same test.

@@ -216,7 +216,7 @@ class Measurement(Record, frozen=True, dict=True):
     migrations: Migrations | None = None
     """Page faults and migrations of managed memory in an untimed pass."""
     what_ran: WhatRan | None = None
-    """Kernels, copies, allocations and waits of a launch in an untimed pass."""
+    """Kernels, copies, memsets and waits of a launch in an untimed pass."""
     sectors_per_request: NotNegative | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, from the access pattern: 4
     where all are coalesced, up to 32 (CUDA C++ Best Practices Guide, 9.2.1). None where it is

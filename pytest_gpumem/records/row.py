@@ -83,9 +83,8 @@ class Verdict(Record, frozen=True):
     code: Code | None = None
     """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
     limits: tuple[LimitResult, ...] = ()  # Results that are not PASS, the worst first
-    accepted: tuple[
-        str, ...
-    ] = ()  # Names of limits that do not hold, by a change that somebody accepted
+    accepted: tuple[str, ...] = ()
+    """Names of limits that do not hold, by a change that somebody accepted."""
     paired: PairedChange | None = None  # What a duet measured; None without a duet
 
     @property
@@ -200,14 +199,20 @@ def selects(name: str, nodeid: str) -> bool:
     )
 
 
+def function_of(nodeid: str) -> str:
+    """The id of a test's function, without the parameters of this call."""
+    start = nodeid.find("[", nodeid.find("::") + 1)
+    return nodeid[:start] if start >= 0 else nodeid
+
+
 def key_of(nodeid: str, label: str) -> str:
     r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
 
     Brackets inside of parameters and label get a backslash: the parameter `a][b` is `test[a\]\[b]`.
     """
-    start = nodeid.find("[", nodeid.find("::") + 1)
-    if start >= 0 and nodeid.endswith("]"):
-        nodeid = f"{nodeid[:start]}[{_escaped(nodeid[start + 1 : -1])}]"
+    function = function_of(nodeid)
+    if nodeid != function and nodeid.endswith("]"):
+        nodeid = f"{function}[{_escaped(nodeid[len(function) + 1 : -1])}]"
     return f"{nodeid}[{_escaped(label)}]" if label else nodeid
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.records.row import Past, Row
-from pytest_gpumem.reporting.row import RowView, function_of
+from pytest_gpumem.records.row import Past, Row, function_of
+from pytest_gpumem.reporting.row import RowView
 from pytest_gpumem.units import format_rate, format_time, parse_bytes
 
 WIDTH, HEIGHT = 520, 230  # units of a chart

@@ -12,11 +12,10 @@ from pytest_gpumem.judging.finding import counted, mark
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Omission, Past, Row
+from pytest_gpumem.records.row import Omission, Past, Row, function_of
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.row import (
     broken_limits,
-    function_of,
     verdict_text,
     why_lines,
     worst_first,

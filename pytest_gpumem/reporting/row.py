@@ -81,12 +81,6 @@ def headings_of(shown: Iterable[RowView]) -> list[str]:
     return [heading for heading in HEADINGS if heading in known]
 
 
-def function_of(nodeid: str) -> str:
-    """The id of a test's function, without the parameters of this call."""
-    start = nodeid.find("[", nodeid.find("::") + 1)
-    return nodeid[:start] if start >= 0 else nodeid
-
-
 def verdict_text(row: Row) -> str:
     failed = row.failed and row.verdict.outcome is not Outcome.FAIL
     return row.verdict.outcome.word + (", test failed" if failed else "")

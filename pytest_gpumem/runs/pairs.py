@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.differences import differences, measured_differently
 from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, of_pairs, of_peaks
-from pytest_gpumem.judging.finding import Check, check_of, worst
+from pytest_gpumem.judging.finding import Check, check_of
 from pytest_gpumem.judging.footprint import judge_waits
 from pytest_gpumem.judging.limits import EXACT, judge_count
 from pytest_gpumem.judging.regression import corrected_logs
@@ -137,7 +137,8 @@ class DuetRow:
         """None: there is nothing to compare."""
         if self.ended is not None:
             return self.ended[0]
-        return worst(self.results)
+        results = self.results
+        return results[0].outcome if results else Outcome.MEASURED
 
     @property
     def sentence(self) -> str:
