@@ -173,7 +173,7 @@ def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(
     assert (found.peak, found.kept, found.allocations) == (MIB, 0, 1)
 
 
-def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
+def test_memory_that_a_pool_maps_counts_once() -> None:
     assert claim((), "JAX", 8 * MIB)
     assert not claim(log_of(event(1, "CUDA", "driver", 1, 4 * MIB)).changes, "JAX", 8 * MIB)
 

@@ -1,4 +1,4 @@
-"""What the operating system says of a process's memory, and where parts of an allocation may lie."""
+"""What the operating system says of a process's memory."""
 
 from __future__ import annotations
 

@@ -41,11 +41,6 @@ class RecordedRanges(Ranges):
             self._log(f"{self.open.pop()}>")
 
 
-def check(target: Target) -> None:
-    """Check the result of a launch, which the target is able to."""
-    target.check()
-
-
 def moved(target: Target, wanted: int, most: int, random: Any) -> int:
     """Move a target that can be moved; gives the number of its placements."""
     assert target.moves

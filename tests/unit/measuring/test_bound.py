@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +10,6 @@ from bench import Bench
 from cases import naming
 
 from pytest_gpumem.measuring.bound import BadCall
-
-
-def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
-    getattr(bench.kernels, kernel)(*arguments, **keywords)
 
 
 def test_what_does_not_fit() -> None:
@@ -62,7 +57,7 @@ def test_what_does_not_fit() -> None:
 
 
 def test_a_call_that_is_repeated_follows_its_arguments(bench: Bench) -> None:
-    """The launch of the same call is made once; another scalar, another buffer or a moved one is another call."""
+    """Another scalar, another buffer or a moved one is another call."""
     a, b, c = bench.buffers(3, 4096)
     triad = bench.kernels.triad
     expected = [b.read() + np.float32(s) * c.read() for s in (2, 2, 5)]

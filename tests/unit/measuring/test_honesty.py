@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import Bench, check
+from bench import Bench
 from counted_device import CountedDevice
 from msgspec.structs import replace
 
@@ -183,9 +183,7 @@ def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench
     assert not unsound
 
 
-def test_a_check_waits_for_the_device_between_its_steps(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_waits_for_the_device_between_its_steps(bench: Bench) -> None:
     """The poison is on our stream, restore and launch may be on another that does not wait for it, and the check on a third."""
     steps: list[str] = []
 
@@ -209,7 +207,7 @@ def test_a_check_waits_for_the_device_between_its_steps(
     bench.device.before("content.poison", lambda *_: steps.append("poison"))
     target = CaseTarget(build, bench.arena)
     steps.clear()
-    check(target)
+    target.check()
     target.close()
     assert " ".join(steps).startswith("poison wait restore wait launch wait check")
 

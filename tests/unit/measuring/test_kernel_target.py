@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import Bench, check, moved
+from bench import Bench, moved
 from counted_device import CountedDevice, failing, replaced
 
 from pytest_gpumem.devices.protocol import Launch, Stream
@@ -94,10 +94,10 @@ def test_a_wrong_result_names_array_count_and_first_element(
     bench: Bench, kernel: str, doing: Doing, message: str
 ) -> None:
     target = bench.kernel_target(kernel, *bench.buffers(2, 4 * ELEMENTS))
-    check(target)
+    target.check()
     does(bench, doing)
     with pytest.raises(WrongResult, match=message) as caught:
-        check(target)
+        target.check()
     assert "\n" not in str(caught.value)
 
 
@@ -111,7 +111,7 @@ def test_within_the_tolerance_is_right(
     )
     does(bench, changing("sums", 2, lambda v: v[1] * np.float32(factor)))
     with nullcontext() if right else pytest.raises(WrongResult, match="'sums' are wrong"):
-        check(target)
+        target.check()
 
 
 def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench) -> None:
@@ -130,7 +130,7 @@ def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench) -> None:
 
     target = bench.kernel_target("copy", out, source)
     does(bench, look)
-    check(target)
+    target.check()
     assert seen == [(b"\xff" * 4 * ELEMENTS, content.tobytes())]
 
 
@@ -141,7 +141,7 @@ def test_updated_arguments_are_put_back_before_each_check(bench: Bench) -> None:
     for _ in range(3):
         for _ in range(5):
             target.launch(0, bench.arena.stream)
-        check(target)
+        target.check()
         np.testing.assert_array_equal(y.read(), start + x.read())
 
 
@@ -152,18 +152,18 @@ def test_a_copy_over_the_link_is_checked(bench: Bench, kind: str) -> None:
 
     there = bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,), "f4"), host())
     back = bench.kernel_target("memcpy", host(), bench.memory.device((ELEMENTS,), "f4"))
-    check(there)
-    check(back)
+    there.check()
+    back.check()
     does(bench, skip)
     for target in (there, back):
         with pytest.raises(WrongResult, match="'destination' are wrong"):
-            check(target)
+            target.check()
 
 
 def test_a_numpy_array_is_pageable_memory(bench: Bench) -> None:
     array = np.arange(ELEMENTS, dtype="f4")
     target = bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), array)
-    check(target)
+    target.check()
     assert target.waits
     assert target.moved_bytes is not None
     assert (target.moved_bytes.link, target.moved_bytes.total) == (True, 4 * ELEMENTS)
@@ -188,7 +188,7 @@ def launched(bench: Bench, target: Target, places: int) -> list[Launch]:
 def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(bench: Bench) -> None:
     out, x = bench.buffers(2, 4 * ELEMENTS)
     target = bench.kernel_target("copy", out, x)
-    check(target)
+    target.check()
     copied = list[int]()
     bench.device.before(
         "content.copy", lambda destination, source, *_: copied.append(source.address)
@@ -219,7 +219,7 @@ def test_a_check_goes_back_to_the_buffers_and_frees_the_placements(bench: Bench)
     for _ in range(3):
         launched(bench, target, count)
     np.testing.assert_array_equal(y.read(), start)  # nobody touched the user's own
-    check(target)
+    target.check()
     assert bench.device.live == before
     assert addresses(bench.device.launched[-1]) == {"x": x.address, "y": y.address}
     np.testing.assert_array_equal(y.read(), start + x.read())
@@ -237,7 +237,7 @@ def test_short_memory_holds_fewer_placements_side_by_side() -> None:
         assert moved(target, 8, 8, random()) == count, free
         assert len(bench.device.live) == 3 + 3 * count, free
         launched(bench, target, count)
-        check(target)
+        target.check()
         assert bench.leftovers() == 0, free
 
 
@@ -261,7 +261,7 @@ def test_with_no_room_side_by_side_the_buffers_themselves_move() -> None:
     assert after == {"a": a.address, "b": b.address, "c": c.address}
     assert all(after[name] != before[name] for name in before)
     np.testing.assert_array_equal(b.read(), content)
-    check(target)
+    target.check()
     bench.arena.pad(0)
     assert bench.leftovers() == 0
 

@@ -31,12 +31,6 @@ def added(bench: Bench, kind: str = "managed", passes: Any = PAGES) -> Measureme
     return bench.take(bench.target(bench.kernels.add, x, y), **passes)
 
 
-def triad(bench: Bench, passes: Any = RAN, grid: int = 32) -> Measurement:
-    return bench.take(
-        bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), **passes
-    )
-
-
 # All of them
 
 
@@ -173,10 +167,10 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
     return answer
 
 
-def case(bench: Bench, passes: Any = RAN) -> Any:
+def case(bench: Bench) -> Any:
     taken = bench.case(
         lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]),
-        **passes,
+        **RAN,
     )
     return found(taken.what_ran)
 

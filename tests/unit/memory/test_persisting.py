@@ -128,11 +128,10 @@ def test_a_fitted_window_above_half_of_l2_is_none_and_says_so() -> None:
 
 
 def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena) -> None:
-    verb = "set_window"
     buffer = arena.buffer(8 * MiB)
     calls: list[Any] = []
-    device.before(f"l2.{verb}", failing(once=True))
-    device.before(f"l2.{verb}", lambda *arguments: calls.append(arguments))
+    device.before("l2.set_window", failing(once=True))
+    device.before("l2.set_window", lambda *arguments: calls.append(arguments))
     with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
         raise AssertionError("the body ran")
     assert device.l2.set_aside() == FOUND
@@ -140,7 +139,9 @@ def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Ar
     buffer.move()  # nobody follows
 
 
-def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> None:
+def test_what_cannot_be_is_refused_before_anything_changes(
+    device: CountedDevice, arena: Arena, calls: list[Any]
+) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"hit_ratio": 1.1}, 'hit_ratio=1.1; accepted are "fit" and a number from 0 to 1'),
         (
@@ -164,8 +165,6 @@ def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> 
         ({"set_aside": np.array([1, 2])}, "set_aside=array([1, 2]); accepted are"),
     ]
     for options, message in cases:
-        device = CountedDevice()
-        arena = Arena(device, seed=7)
         with naming(options):
             buffer = arena.buffer(8 * MiB)
             with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):

@@ -30,9 +30,7 @@ def test_a_mig_instance_is_split_from_its_gpu() -> None:
         assert split_mig(name) == expected, name
 
 
-def test_on_a_machine_without_a_driver_the_real_bindings_say_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_machine_without_a_driver_the_real_bindings_say_so() -> None:
     runtime = pytest.importorskip("cuda.bindings.runtime")
     pytest.importorskip("cupy")
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
