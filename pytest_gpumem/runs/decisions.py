@@ -186,7 +186,7 @@ def crept_limits(
     limits: dict[str, Limits] = {}
     for name, reference in references.items():
         if _acceptance(accepted, row.key, name) is None:
-            revision = str(reference[0].file.revision)
+            revision = reference[0].file.revision or "unknown"
             of_row = limits.get(revision, Limits(origin=row.limits.origin))
             limits[revision] = structs.replace(of_row, **{name: getattr(row.limits, name)})
     return limits

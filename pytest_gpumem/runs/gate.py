@@ -237,7 +237,7 @@ class Gate:
             tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
             title = f"oldest revision of the reference {revision[:10]}"
             try:
-                if revision == "None" or revision.endswith(DIRTY):
+                if revision == "unknown" or revision.endswith(DIRTY):
                     raise UserError("no commit holds the code of its oldest run")
                 with revision_side(revision, Path.cwd(), title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)

@@ -147,19 +147,18 @@ class Workbench:
         """Seconds of one launch, launch latency hidden."""
         return self.interval(lambda: self.device.kernels.launch(launch, self.stream))
 
-    def interval(self, work: Callable[[], object], *, hold: bool = True) -> float:
+    def interval(self, work: Callable[[], object]) -> float:
         """Seconds between an event before and one after work on the stream, which is held until all of it is queued."""
         streams, start, end = (
             self.device.streams,
             self.device.streams.event(),
             self.device.streams.event(),
         )
-        held = streams.hold(self.stream, 10.0) if hold else None
+        held = streams.hold(self.stream, 10.0)
         streams.record(start, self.stream)
         work()
         streams.record(end, self.stream)
-        if held is not None:
-            streams.release(held)
+        streams.release(held)
         streams.synchronize()
         return streams.elapsed(start, end)
 
