@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice

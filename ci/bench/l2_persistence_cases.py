@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pytest_gpumem import MiB
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import flush_of, holding

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest_gpumem
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.device import DeviceFacts

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, OutOfMemory
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.units import GiB

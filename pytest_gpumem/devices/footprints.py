@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.kinds import DeviceError, MemoryKind, NotCounted
+from pytest_gpumem.devices.errors import DeviceError, NotCounted
 from pytest_gpumem.devices.memory_events import (
     NOTHING,
     AllocationEvent,
@@ -30,6 +30,7 @@ from pytest_gpumem.devices.memory_events import (
     live_of,
     pool_growth,
 )
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 Growth = dict[str, int]  # by library: bytes by which it uses more than before

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from platformdirs import user_runtime_path
 
-from pytest_gpumem.devices.kinds import DeviceError
+from pytest_gpumem.devices.errors import DeviceError
 from pytest_gpumem.printable import printable
 
 PATIENCE = 15.0  # seconds before a message: workers of a run wait all the time

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.kinds import NoDevice, NotCounted
+from pytest_gpumem.devices.errors import NoDevice, NotCounted
 from pytest_gpumem.records.device import Card, DeviceFacts
 
 if TYPE_CHECKING:

@@ -11,23 +11,25 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.kinds import (
-    ALLOCATORS,
-    AccessProperty,
-    Advice,
-    Allocation,
+from pytest_gpumem.devices.errors import (
     CannotCapture,
     ContextLost,
     DeviceError,
-    Foreign,
     HoldExpired,
-    Launch,
-    MemoryKind,
     NotCounted,
     OutOfMemory,
     Undelivered,
     Unsupported,
+)
+from pytest_gpumem.devices.footprints import Footprints
+from pytest_gpumem.devices.memory_kinds import (
+    ALLOCATORS,
+    AccessProperty,
+    Advice,
+    Allocation,
+    Foreign,
+    Launch,
+    MemoryKind,
     WindowSpec,
 )
 from pytest_gpumem.records.device import DeviceFacts

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from msgspec import to_builtins
 
 from pytest_gpumem.devices import opening
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.nsight import tools
 from pytest_gpumem.options import device_choice

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.kinds import PLENTY, MemoryKind
+from pytest_gpumem.devices.memory_kinds import PLENTY, MemoryKind
 from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel

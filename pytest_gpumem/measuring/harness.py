@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Device,
     DeviceError,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, OutOfMemory, Stream
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Role

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.memory.current_device import on_its_device, uncounted

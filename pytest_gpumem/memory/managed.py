@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, Buffer, Home
 from pytest_gpumem.memory.current_device import on_its_device

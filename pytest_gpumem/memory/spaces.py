@@ -1,4 +1,4 @@
-"""Buffers of each `MemoryKind` of `devices.kinds`, for buffer fixtures and `Case` functions."""
+"""Buffers of each kind of `devices.memory_kinds`, for buffer fixtures and `Case` functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, Buffer, Home
 from pytest_gpumem.memory.managed import Place, managed

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.nsight import ncu, tools

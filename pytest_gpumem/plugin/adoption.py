@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pytest_gpumem.devices.kinds import Unsupported
+from pytest_gpumem.devices.errors import Unsupported
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.kinds import NotCounted
+from pytest_gpumem.devices.errors import NotCounted
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.gpu_memory import NO_FIXTURE_SIMULATED, WatchedTest
 from pytest_gpumem.plugin.running import Feature

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.kinds import DeviceError, NotCounted
+from pytest_gpumem.devices.errors import DeviceError, NotCounted
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
 from pytest_gpumem.plugin.marks import (
     MEMORY_FIXTURE,

@@ -38,7 +38,7 @@ from pytest_gpumem.settings import (
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pytest_gpumem.devices.kinds import MemoryKind
+    from pytest_gpumem.devices.memory_kinds import MemoryKind
     from pytest_gpumem.devices.protocol import Device
     from pytest_gpumem.measuring.bound import Kernels
     from pytest_gpumem.measuring.works import Work, Works

@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.kinds import PLENTY, ContextLost, DeviceError, Unsupported
+from pytest_gpumem.devices.errors import ContextLost, DeviceError, Unsupported
+from pytest_gpumem.devices.memory_kinds import PLENTY
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import (
     KERNELS_FIXTURE,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.kinds import Unsupported
+from pytest_gpumem.devices.errors import Unsupported
 from pytest_gpumem.printable import printable
 from pytest_gpumem.units import ShownError
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.devices.kinds import ContextLost, DeviceError, HoldExpired
+from pytest_gpumem.devices.errors import ContextLost, DeviceError, HoldExpired
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.judging.expectations import Selection, stricter_limits
 from pytest_gpumem.judging.finding import unjudged, without_verdict

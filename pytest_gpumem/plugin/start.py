@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.baselines.store import devices
-from pytest_gpumem.devices.kinds import DeviceError, NoDevice
+from pytest_gpumem.devices.errors import DeviceError, NoDevice
 from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import UserError

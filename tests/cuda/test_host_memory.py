@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pytest_gpumem import MiB
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory

@@ -12,7 +12,7 @@ from pytest_gpumem.outcomes import Exit
 
 BREAKS = """
     from contextlib import contextmanager
-    from pytest_gpumem.devices.kinds import Unsupported
+    from pytest_gpumem.devices.errors import Unsupported
     from pytest_gpumem.plugin import {module}
 
     def enters(self, *arguments):

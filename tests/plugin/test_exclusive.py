@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_gpumem.devices import locks
-from pytest_gpumem.devices.kinds import DeviceError
+from pytest_gpumem.devices.errors import DeviceError
 from pytest_gpumem.devices.locks import exclusive, lock_file
 
 

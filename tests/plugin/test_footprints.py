@@ -114,7 +114,7 @@ LEFT = []
 @pytest.fixture
 def leaking(gpu_device):
     # As a library would report it that nobody frees.
-    from pytest_gpumem.devices.kinds import MemoryKind
+    from pytest_gpumem.devices.memory_kinds import MemoryKind
     return lambda nbytes: LEFT.append(gpu_device.footprints.took(MemoryKind.DEVICE, nbytes))
 
 @pytest.mark.gpumem(max_kept="0 B")
@@ -397,7 +397,7 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
         gpumem,
         """
         import pytest
-        from pytest_gpumem.devices.kinds import MemoryKind
+        from pytest_gpumem.devices.memory_kinds import MemoryKind
 
         KEPT = []
 

@@ -8,7 +8,7 @@ import pytest
 from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.options import BY_NAME
 
 SHOW = """

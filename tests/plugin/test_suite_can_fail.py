@@ -19,7 +19,7 @@ import pytest
 from msgspec import structs
 from sessions import Run
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import AccessProperty
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import (

@@ -22,7 +22,7 @@ from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import malloc_managed
 from pytest_gpumem.devices.cuda.places import on_gpu
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
     AllocFree,

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 

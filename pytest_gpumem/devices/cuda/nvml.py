@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN

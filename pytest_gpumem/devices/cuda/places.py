@@ -19,7 +19,7 @@ from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.context import check
-from pytest_gpumem.devices.kinds import MemoryKind, is_mapped, is_of_a_driver
+from pytest_gpumem.devices.memory_kinds import MemoryKind, is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import Allocation, Unsupported
 
 _DEVICE, _MANAGED = 2, 3  # `cudaMemoryType`; 1 is host memory, 0 what CUDA does not know

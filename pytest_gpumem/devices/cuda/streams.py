@@ -29,7 +29,7 @@ from pytest_gpumem.devices.cuda.context import (
     check,
 )
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     CannotCapture,
     DeviceError,

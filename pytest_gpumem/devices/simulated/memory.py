@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_gpumem.devices import checks, protocol, values
-from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
+from pytest_gpumem.devices.memory_kinds import MemoryKind, is_mapped
 from pytest_gpumem.devices.protocol import Advice, Allocation, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages

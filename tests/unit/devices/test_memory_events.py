@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_gpumem.devices.errors import NotCounted
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.kinds import MemoryKind, NotCounted
 from pytest_gpumem.devices.memory_events import (
     AllocationEvent,
     Figures,
@@ -20,6 +20,7 @@ from pytest_gpumem.devices.memory_events import (
     claim,
     live_of,
 )
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 
 MIB = 2**20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.devices.kinds import is_mapped, is_of_a_driver
+from pytest_gpumem.devices.memory_kinds import is_mapped, is_of_a_driver
 
 MAPS = """\
 1000-3000 rw-p 00000000 00:00 0                          [heap]

@@ -12,7 +12,7 @@ from bench import Bench
 from cases import naming
 from counted_device import CountedDevice, failing
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case

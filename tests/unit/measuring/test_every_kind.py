@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench import Bench
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.units import MiB
 

@@ -9,7 +9,7 @@ import pytest
 from cases import naming
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, OutOfMemory
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.shapes import BadBuffer, parse_shape

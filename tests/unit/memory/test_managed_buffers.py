@@ -10,7 +10,7 @@ from counted_device import CountedDevice
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory
 from pytest_gpumem.devices.simulated.roofline import Pages
 from pytest_gpumem.memory.buffers import Arena

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.memory.buffers import Arena

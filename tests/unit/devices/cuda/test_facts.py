@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpumem.devices.cuda import facts
 from pytest_gpumem.devices.cuda.facts import read_facts, split_mig
-from pytest_gpumem.devices.kinds import NoDevice
+from pytest_gpumem.devices.errors import NoDevice
 
 
 def test_the_door_imports_no_cuda() -> None:

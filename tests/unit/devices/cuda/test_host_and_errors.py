@@ -14,7 +14,7 @@ from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import check
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
     ContextLost,

@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 from pytest_gpumem.devices.checks import packed_arguments
 from pytest_gpumem.devices.cuda.compiler import first_error
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 

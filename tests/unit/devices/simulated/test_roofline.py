@@ -11,7 +11,7 @@ import pytest
 from workbench import SCAN, WALK, Workbench, scale, touch
 
 import pytest_gpumem.devices.simulated
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.units import MiB

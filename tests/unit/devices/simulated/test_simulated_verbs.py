@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from workbench import ACCUMULATE, SCAN, Workbench, scale
 
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     CannotCapture,
     DeviceError,

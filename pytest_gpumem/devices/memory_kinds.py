@@ -1,5 +1,5 @@
 """What a device works on: memory and its kinds, access-policy windows, kernels with their
-arguments; and the errors that it raises, each a line for the user."""
+arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.units import ShownError, format_bytes
+from pytest_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
@@ -25,45 +25,6 @@ ALLOCATORS = (
 )
 """Ways of allocating. "cudaMallocAsync, kept": from a pool that a synchronisation does not free."""
 PLENTY = 0.75  # share of the device's memory that stays free while memory is kept for reuse
-
-
-class DeviceError(ShownError):
-    """The device refused or failed."""
-
-
-class NoDevice(DeviceError):
-    """The device or card cannot be used: one line with the reason and the remedy."""
-
-
-class ContextLost(DeviceError):
-    """A kernel's error took the context with it: later calls of this process fail."""
-
-
-class CannotCapture(DeviceError):
-    """The work cannot be captured: it synchronises, allocates, or uses another stream."""
-
-
-class Unsupported(DeviceError):
-    """This device cannot do it. A test that needs it skips with this reason."""
-
-
-class OutOfMemory(DeviceError):
-    """The device has not enough free memory. Nothing was allocated."""
-
-
-class NotCounted(DeviceError):
-    """Something cannot be counted. The message is the reason, which reports print."""
-
-
-class Undelivered(NotCounted):
-    """CUPTI did not deliver the counts. Another attempt may succeed."""
-
-
-class HoldExpired(DeviceError):
-    """The hold of a stream timed out."""
-
-    def __init__(self) -> None:
-        super().__init__("the host waited for the device while the stream was held")
 
 
 class MemoryKind(str, Enum):
