@@ -14,7 +14,7 @@ from pytest_gpumem import KiB, MiB
 from pytest_gpumem.devices.protocol import AccessProperty, WindowSpec
 from pytest_gpumem.memory.l2 import Thrashing
 
-pytestmark = pytest.mark.gpumem(budget="0.5 s")
+pytestmark = pytest.mark.gpumem(budget="0.3 s")
 LEAN_GRID = 32
 """Blocks of the seed's launch: too few to saturate memory, so the table's latency shows."""
 
