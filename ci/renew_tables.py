@@ -40,12 +40,12 @@ from texts_table import lines, of_two_windows
 
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.table import table
-from pytest_gpumem.reporting.terminal import counts_text
+from pytest_gpumem.reporting.table import counts_text, table
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100

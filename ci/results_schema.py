@@ -16,9 +16,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.records import schema
-from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.record import Record
+from pytest_gpumem.records import Record, schema
+from pytest_gpumem.records.limits import Limits
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "results.schema.json"
 

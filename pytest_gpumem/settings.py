@@ -18,7 +18,7 @@ from pytest_gpumem.units import ShownError, did_you_mean
 
 if TYPE_CHECKING:
     # A session without --gpumem does not need records/.
-    from pytest_gpumem.records.measurement import Limits
+    from pytest_gpumem.records.limits import Limits
 
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # of commands: no options
 
@@ -224,7 +224,7 @@ def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
 def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits:
     """Return the limits among the keywords of a marker or of a call (`origin="call"`). None lifts a
     limit: it stands in `Limits.origin`, and no default takes its place."""
-    from pytest_gpumem.records.measurement import Limits
+    from pytest_gpumem.records.limits import Limits
 
     parsed = _parsed_keywords(keywords, origin)
     limits = {name: value for name, value in parsed.items() if name in LIMITS}
@@ -238,7 +238,7 @@ def merge_limits(
     names: Iterable[str] = OF_MEASUREMENT,
 ) -> Limits:
     """Return the limits of the call, else of the marker, else of the settings."""
-    from pytest_gpumem.records.measurement import Limits
+    from pytest_gpumem.records.limits import Limits
 
     values: dict[str, str | None] = {}
     origin: dict[str, str] = {}

@@ -57,6 +57,17 @@ class QuantityError(ShownError, ValueError):
     """A text that is no such quantity: a line with the value and what is accepted."""
 
 
+def counted(count: int, thing: str) -> str:
+    """Return "1 process", "3 processes", "8 placements", "2 copies"."""
+    if count == 1:
+        return f"1 {thing}"
+    if thing.endswith("py"):
+        return f"{count} {thing[:-1]}ies"
+    if thing.endswith(("s", "ch")):
+        return f"{count} {thing}es"
+    return f"{count} {thing}s"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint at the nearest known name for the end of an error, or an empty text."""
     import difflib

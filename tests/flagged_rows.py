@@ -7,7 +7,7 @@ from typing import Any
 from measurements import measurement
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 
 OUTCOMES = {

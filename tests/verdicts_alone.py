@@ -14,7 +14,8 @@ from pytest_gpumem.judging.finding import unjudged
 from pytest_gpumem.judging.regression import Runs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, Row, Verdict
 
 FIRST = datetime(2026, 11, 1, tzinfo=timezone.utc)

@@ -23,10 +23,11 @@ from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptances import Figure
 from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.records import Record
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.record import Record
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.schema import FileError, check_schema, converted
 from pytest_gpumem.result_files import parsed

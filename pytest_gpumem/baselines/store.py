@@ -6,11 +6,12 @@ changes, and no name is used twice: so writers need no lock.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -31,6 +32,16 @@ from pytest_gpumem.result_files import content
 from pytest_gpumem.revisions import Ancestry
 
 SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-benchmark
+_OURS = (
+    "push",
+    "schedule",
+    "workflow_dispatch",
+    "repository_dispatch",
+    "merge_group",
+    "release",
+    "create",
+)
+"""Events of GitHub that only somebody with write access can cause."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +218,31 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return f"FAIL: {row.verdict.reason}"
     # Slow runs are saved too: else an unchanged test's slow mode would be a regression.
     return None
+
+
+def untrusted(environment: Mapping[str, str]) -> str | None:
+    """Return why the results of this run may not be stored: it runs code of a fork, or may.
+
+    A pipeline in a fork's project is not detected; it has no access to this project's storage.
+    """
+    ours = environment.get("CI_MERGE_REQUEST_PROJECT_ID", "")
+    theirs = environment.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "")
+    if ours != theirs:
+        path = environment.get("CI_MERGE_REQUEST_SOURCE_PROJECT_PATH") or theirs
+        return f"a merge request from the fork {path or 'that is not named'}"
+    event = environment.get("GITHUB_EVENT_NAME", "")
+    if event in ("", *_OURS):
+        return None
+    unsaid = f"the event {event}, whose payload does not say whose code is checked out"
+    if not event.startswith("pull_request"):
+        return unsaid
+    try:
+        payload = json.loads(Path(environment.get("GITHUB_EVENT_PATH", "")).read_bytes())
+        request = payload["pull_request"]
+        base, head = request["base"]["repo"]["full_name"], request["head"]["repo"]["full_name"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return unsaid  # such as a fork that is gone
+    return None if base == head else f"a {event} event from the fork {head}"
 
 
 def _paths(folder: Path) -> list[Path]:

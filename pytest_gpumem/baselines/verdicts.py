@@ -18,7 +18,8 @@ from pytest_gpumem.judging.regression import NAME, WIDEST
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
 from pytest_gpumem.units import format_share
 

@@ -29,21 +29,22 @@ from pytest_gpumem.commands import (
     write,
     write_json,
 )
-from pytest_gpumem.judging.finding import change, counted
+from pytest_gpumem.judging.finding import change
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import table_of_tests, wrapped
+from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.row import describe
-from pytest_gpumem.reporting.terminal import STYLES, name_and_driver
+from pytest_gpumem.reporting.table import STYLES
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.runs.duet import Duet
 from pytest_gpumem.runs.pairs import DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, two_sides
-from pytest_gpumem.units import format_time
+from pytest_gpumem.units import counted, format_time
 
 SCHEMA = 4  # version of the document's layout
 HEADINGS = ("base", "head", "change", "at least", "at most", "pairs")

@@ -29,7 +29,6 @@ from pytest_gpumem.commands import (
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import possibly_intended
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
@@ -45,15 +44,17 @@ from pytest_gpumem.reporting.conclusion import (
     failing_rows,
     renamed,
 )
+from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.github import summarise, workflow_commands
 from pytest_gpumem.reporting.output_formats import figures
-from pytest_gpumem.reporting.terminal import counts_text, name_and_driver
+from pytest_gpumem.reporting.table import counts_text
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, rounded_duration
 from pytest_gpumem.runs.gate import Gate
 from pytest_gpumem.runs.pairs import PEAK, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD
 from pytest_gpumem.runs.worktree import Side, commit_of, working_tree
+from pytest_gpumem.units import counted
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT = "results.json", "junit.xml"

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_low, stdev
 
-from pytest_gpumem.judging.finding import Check, change, counted
+from pytest_gpumem.judging.finding import Check, change
 from pytest_gpumem.judging.reference import PASSES
 from pytest_gpumem.judging.spread import quantile
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import LimitResult
-from pytest_gpumem.units import format_share, parse_growth, sizes
+from pytest_gpumem.units import counted, format_share, parse_growth, sizes
 
 LOOKS = (5, 8, 12, 20, 32)
 """Numbers of pairs after which a row is judged."""

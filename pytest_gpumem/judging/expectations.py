@@ -16,10 +16,9 @@ from typing import NamedTuple
 from msgspec import field
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import AT_THE_END, LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
-from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.record import Record
+from pytest_gpumem.records import Record
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
     LOST,
@@ -33,6 +32,7 @@ from pytest_gpumem.records.row import (
     Status,
     selects,
 )
+from pytest_gpumem.units import counted
 
 _FAILED = ("failed", "did not run")
 _NO_RESULT = ("skipped", "xfailed", "xpassed")

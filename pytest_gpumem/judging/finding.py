@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.limits import BASE, LIMITS, OF_FOOTPRINT, count_of
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Limits, Measurement, Window
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement, Window
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
-from pytest_gpumem.units import format_share, short_bytes
+from pytest_gpumem.units import counted, format_share, short_bytes
 
 
 @dataclass(frozen=True)
@@ -100,17 +101,6 @@ def window_text(window: Window | None) -> str:
     set_aside = short_bytes(window.set_aside)
     parts.append(f"at hit ratio {window.hit_ratio:.3g} and a set-aside of {set_aside}")
     return " ".join(parts)
-
-
-def counted(count: int, thing: str) -> str:
-    """Return "1 process", "3 processes", "8 placements", "2 copies"."""
-    if count == 1:
-        return f"1 {thing}"
-    if thing.endswith("py"):
-        return f"{count} {thing[:-1]}ies"
-    if thing.endswith(("s", "ch")):
-        return f"{count} {thing}es"
-    return f"{count} {thing}s"
 
 
 def change(share: float) -> str:

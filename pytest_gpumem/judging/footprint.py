@@ -12,13 +12,13 @@ from statistics import median_low
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import Check, check_of, counted
+from pytest_gpumem.judging.finding import Check, check_of
 from pytest_gpumem.limits import AT_THE_END, BASE, MAX_WAITS, OF_WATCHED
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, WaitLine, Waits
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import LimitResult, Row
-from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
+from pytest_gpumem.units import counted, format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 SHOWN = 5  # most lines of waits that a text names
 

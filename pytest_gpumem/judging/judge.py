@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import counted, known, with_verdict
+from pytest_gpumem.judging.finding import known, with_verdict
 from pytest_gpumem.judging.what_ran import merged_record
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement, Repeat
 from pytest_gpumem.records.row import LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
-from pytest_gpumem.units import format_share, format_time
+from pytest_gpumem.units import counted, format_share, format_time
 
 NOTHING_RAN = 1.5
 """Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes

@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_gpumem.judging.finding import Check, basis, check_of, counted
+from pytest_gpumem.judging.finding import Check, basis, check_of
 from pytest_gpumem.judging.spread import repetition_margin
 from pytest_gpumem.limits import BASE, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import (
+    counted,
     format_rate,
     format_share,
     format_time,

@@ -9,8 +9,8 @@ import functools
 import math
 import statistics
 
+from pytest_gpumem.records import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 
 BETWEEN_PROCESSES = (27.5e-9, 0.0004)
 """Spread between processes; recorded on an H200, 2026-11-21 (docs/explanation/judging.md)."""

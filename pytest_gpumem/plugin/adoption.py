@@ -17,7 +17,6 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.devices.errors import Unsupported
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
 from pytest_gpumem.plugin.gpu_memory import limited
@@ -28,6 +27,7 @@ from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import HOST, Row
 from pytest_gpumem.settings import Settings, of_test
+from pytest_gpumem.units import counted
 
 SHOWN = 5  # benchmarks that a line names
 

@@ -38,7 +38,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, How, Omission, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.settings import (

@@ -33,7 +33,8 @@ from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.settings import marker_limits, merge_limits, of_marker, of_test
 from pytest_gpumem.units import did_you_mean
 

@@ -25,7 +25,7 @@ from pytest_gpumem.plugin.marks import (
 )
 from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import SettingsError, by_marker, marker_limits, of_marker, of_test
 

@@ -15,7 +15,6 @@ import pytest
 from pytest_gpumem.baselines.store import devices
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.expectations import open_under_strict
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.expecting import ExpectationFeature
@@ -27,7 +26,7 @@ from pytest_gpumem.ranges import phase
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.terminal import columns, header
 from pytest_gpumem.revisions import trouble
-from pytest_gpumem.units import comparison_text
+from pytest_gpumem.units import comparison_text, counted
 
 _FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.plugin.running import Feature
@@ -19,6 +18,7 @@ from pytest_gpumem.plugin.workers import in_parts
 from pytest_gpumem.runs.processes import HEAD, Processes
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import FURTHER_PROCESS
+from pytest_gpumem.units import counted
 
 
 class RepeatFeature(Feature):

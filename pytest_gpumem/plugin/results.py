@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, command
-from pytest_gpumem.baselines.forks import untrusted
+from pytest_gpumem.baselines.store import untrusted
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import open_under_strict
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, UserError
@@ -30,9 +29,10 @@ from pytest_gpumem.reporting.conclusion import (
     failing_text,
 )
 from pytest_gpumem.reporting.row import worst_first
-from pytest_gpumem.reporting.terminal import columns, missing_lines, profiled_lines
+from pytest_gpumem.reporting.table import missing_lines, profiled_lines
+from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.revisions import DIRTY
-from pytest_gpumem.units import format_time
+from pytest_gpumem.units import counted, format_time
 
 
 def write(gpu: GpuSession, report: Path | None, *, complete: bool) -> bool:

@@ -12,7 +12,7 @@ from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.accepting import with_accepted_counts
 from pytest_gpumem.baselines.saved import times_of
 from pytest_gpumem.judging.differences import row_differences
-from pytest_gpumem.judging.finding import counted, in_doubt, with_verdict
+from pytest_gpumem.judging.finding import in_doubt, with_verdict
 from pytest_gpumem.judging.footprint import with_further
 from pytest_gpumem.judging.judge import failed_before, is_failure, merged
 from pytest_gpumem.limits import AT_THE_END
@@ -23,11 +23,12 @@ from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, GpuSession, state_
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, Waits
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Difference, LimitResult, Row
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.output_formats import figures, properties
 from pytest_gpumem.settings import both_limits
+from pytest_gpumem.units import counted
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest

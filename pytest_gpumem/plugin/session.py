@@ -27,7 +27,7 @@ from pytest_gpumem.plugin.workers import is_part, plain_base
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import How, Omission, Row, key_of
 from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.revisions import ancestry

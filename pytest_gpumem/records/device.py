@@ -6,7 +6,7 @@ import re
 
 from msgspec import field
 
-from pytest_gpumem.records.record import Record
+from pytest_gpumem.records import Record
 from pytest_gpumem.units import ShownError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_gpumem.records.record import ByteChange, Bytes, Count, Record
+from pytest_gpumem.records import ByteChange, Bytes, Count, Record
 
 MemoryPlace = Literal["device", "managed", "pinned"]
 """Memory of the GPU, managed memory, and page-locked memory of the host, allocated or

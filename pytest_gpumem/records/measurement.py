@@ -9,10 +9,9 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import Meta
 
-from pytest_gpumem.records.pages import Migrations, PageCounts
-from pytest_gpumem.records.record import (
+from pytest_gpumem.records import (
     Bytes,
     Count,
     LaunchTimes,
@@ -22,6 +21,7 @@ from pytest_gpumem.records.record import (
     Seconds,
     Share,
 )
+from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.what_ran import WhatRan
 
 MODES_APART = 0.01  # Least gap between two modes of placements, as a share of the latency
@@ -291,27 +291,3 @@ class Measurement(Record, frozen=True, dict=True):
         if self.half_width is None:
             return None
         return self.half_width / self.latency
-
-
-class Limits(Record, frozen=True):
-    """Limits of a measurement and of the memory of a test, as written, by `limits.LIMITS`; None is
-    no limit."""
-
-    min_bandwidth: str | None = None
-    max_latency: str | None = None
-    max_gpu_page_faults: str | None = None
-    max_migrated: str | None = None
-    max_kernels: str | None = None
-    max_copies: str | None = None
-    max_copied_bytes: str | None = None
-    max_waits: str | None = None
-    max_spill: str | None = None
-    min_overlap: str | None = None
-    max_regression: str | None = None
-    faster_than: str | None = None
-    max_peak: str | None = None
-    max_kept: str | None = None
-    max_peak_regression: str | None = None
-    origin: dict[str, str] = field(default_factory=dict)
-    """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in
-    pytest.ini", "call"."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import field
 
-from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
+from pytest_gpumem.records import Bytes, Count, Record, Seconds
 
 _MOVES = ("to_device", "to_host", "between_devices")
 

@@ -9,9 +9,10 @@ from typing import Final, Literal
 from msgspec import field
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records import Count, Record
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.record import Count, Record
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 
 Value = int | float | str | tuple[int, ...] | None
 """Bytes, a count, the blocks or threads in x, y and z, or words."""

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pytest_gpumem.records import Record
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Omission, Row
 
 SCHEMA = 2  # Version of the layout

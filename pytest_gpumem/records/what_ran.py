@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from pytest_gpumem.records.record import Bytes, Count, Record
+from pytest_gpumem.records import Bytes, Count, Record
 
 WORD = 4
 POINTER = 8

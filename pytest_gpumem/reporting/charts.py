@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.row import Past, Row, function_of
 from pytest_gpumem.reporting.row import RowView
-from pytest_gpumem.units import format_rate, format_time, parse_bytes
+from pytest_gpumem.units import counted, format_rate, format_time, parse_bytes
 
 WIDTH, HEIGHT = 520, 230  # units of a chart
 LEFT, RIGHT, TOP, BOTTOM = 78, 506, 12, 206  # edges of its plot

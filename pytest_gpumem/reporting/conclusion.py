@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.expectations import possibly_intended
-from pytest_gpumem.judging.finding import counted, mark
+from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -21,6 +21,7 @@ from pytest_gpumem.reporting.row import (
     worst_first,
 )
 from pytest_gpumem.reporting.table import remedies
+from pytest_gpumem.units import counted
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs
 COLOURS: Mapping[int, str] = {

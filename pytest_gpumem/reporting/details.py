@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from pytest_gpumem.judging.finding import basis, change, counted, mark, window_text
+from pytest_gpumem.judging.finding import basis, change, mark, window_text
 from pytest_gpumem.judging.footprint import waits_text
 from pytest_gpumem.judging.limits import no_share_of_peak, share_of_peak
 from pytest_gpumem.limits import LIMITS
@@ -16,8 +16,8 @@ from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines
-from pytest_gpumem.reporting.terminal import columns, name_and_driver
-from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
+from pytest_gpumem.reporting.terminal import columns
+from pytest_gpumem.units import counted, format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes
 
@@ -197,3 +197,10 @@ def _by_library(total: int, footprint: Footprint, name: str) -> str:
     if not parts:
         return short_bytes(total)
     return f"{short_bytes(total)} ({', '.join(parts)})"
+
+
+def name_and_driver(facts: DeviceFacts) -> str:
+    text = f"{facts.name}{mark(facts.simulated)}"
+    if facts.driver:
+        text += f", driver {facts.driver}"
+    return text

@@ -24,7 +24,8 @@ from pytest_gpumem.reporting.charts import of_saved_runs, of_tests
 from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.details import details
 from pytest_gpumem.reporting.row import RowView, headings_of, views, worst_first
-from pytest_gpumem.reporting.terminal import counts_text, header
+from pytest_gpumem.reporting.table import counts_text
+from pytest_gpumem.reporting.terminal import header
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDTH = 120  # columns of the conclusion

@@ -7,11 +7,13 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from pytest_gpumem.judging.finding import counted, mark
+from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.row import FINE, RowView, attention, headings_of, views, worst_first
-from pytest_gpumem.reporting.terminal import counts_text, header
+from pytest_gpumem.reporting.table import counts_text
+from pytest_gpumem.reporting.terminal import header
+from pytest_gpumem.units import counted
 
 LIMIT = 60_000  # characters of a page: GitHub refuses a comment of more than 65 536
 MOST = 50  # rows that are shown unfolded

@@ -15,14 +15,14 @@ from pytest_gpumem.baselines.accepting import FORGIVES
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, looser_lines, lost
-from pytest_gpumem.judging.finding import counted, with_verdict
+from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import failing_in_themselves
 from pytest_gpumem.judging.limits import EXACT, relative
 from pytest_gpumem.judging.regression import against_reference
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Exit, Outcome
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
     ROW,
@@ -34,9 +34,9 @@ from pytest_gpumem.records.row import (
     Row,
 )
 from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
-from pytest_gpumem.reporting.terminal import missing_lines
+from pytest_gpumem.reporting.table import missing_lines
 from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
-from pytest_gpumem.units import parse_bytes, parse_growth
+from pytest_gpumem.units import counted, parse_bytes, parse_growth
 
 BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
 """Limits on a time by a number, which no duet judges."""

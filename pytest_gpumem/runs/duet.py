@@ -14,17 +14,16 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import covers
 from pytest_gpumem.judging.duet import LOOKS
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row, selects
 from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
-from pytest_gpumem.units import did_you_mean
+from pytest_gpumem.units import counted, did_you_mean
 
 GONE = "no such measurement", False
 ATTEMPTS = 3

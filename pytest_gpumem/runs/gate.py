@@ -26,11 +26,10 @@ from pytest_gpumem.judging.expectations import (
     looser,
     may_be_excused,
 )
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Omission, Row, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
@@ -55,6 +54,7 @@ from pytest_gpumem.settings import (
     SELECTION,
     switch_off,
 )
+from pytest_gpumem.units import counted
 
 
 @dataclass

@@ -19,7 +19,8 @@ from pytest_gpumem.judging.regression import corrected_logs
 from pytest_gpumem.limits import MAX_WAITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Difference, LimitResult, Row, selects
 from pytest_gpumem.runs.processes import BASE
 from pytest_gpumem.units import parse_margin

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, MovedBytes
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Omission, Row, Verdict
 from pytest_gpumem.records.schema import document
 

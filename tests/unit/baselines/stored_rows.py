@@ -9,7 +9,8 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Limits, MovedBytes
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Row, Verdict
 
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))

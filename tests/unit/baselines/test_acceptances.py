@@ -29,7 +29,7 @@ from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, comma
 from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict, key_of
 from pytest_gpumem.records.what_ran import Step, what_ran
 

@@ -17,7 +17,8 @@ from pytest_gpumem.baselines.history import Baseline, assemble
 from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, MovedBytes, Window
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import MovedBytes, Window
 from pytest_gpumem.records.row import Row
 
 START = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)

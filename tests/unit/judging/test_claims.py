@@ -11,7 +11,8 @@ from verdicts_alone import judge
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import QuantityError, parse_claim
 

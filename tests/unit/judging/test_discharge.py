@@ -26,7 +26,7 @@ from pytest_gpumem.judging.expectations import (
 from pytest_gpumem.limits import AT_THE_END, LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
     LOST,

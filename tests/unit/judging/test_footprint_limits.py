@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse, WaitLine, Waits
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.units import GiB, MiB
 
 

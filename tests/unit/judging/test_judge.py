@@ -10,7 +10,8 @@ from verdicts_alone import judge
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes, Overlap, Part
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Conditions, MovedBytes, Overlap, Part
 from pytest_gpumem.records.row import LimitResult, Verdict
 from pytest_gpumem.units import GiB, MiB
 

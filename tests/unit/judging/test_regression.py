@@ -18,7 +18,7 @@ from pytest_gpumem.judging.regression import (
 from pytest_gpumem.judging.spread import repetition_margin
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.what_ran import Step, what_ran
 

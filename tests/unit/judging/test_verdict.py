@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import known, unjudged, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 
 ROW = Row("t.py::test_a", Limits(), unjudged(simulated=True))

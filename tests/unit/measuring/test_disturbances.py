@@ -13,7 +13,8 @@ from verdicts_alone import judge
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.measure import WAIT_SHARE
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import MiB
 
 

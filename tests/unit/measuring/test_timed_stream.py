@@ -19,7 +19,8 @@ from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.untimed import WatchedLaunch, find_stream
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import GiB, MiB
 
 LEGACY = "the legacy default stream"

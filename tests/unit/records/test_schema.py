@@ -16,13 +16,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import (
-    Conditions,
-    Limits,
-    Measurement,
-    MovedBytes,
-    Repeat,
-)
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Conditions, Measurement, MovedBytes, Repeat
 from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, Verdict
 from pytest_gpumem.records.schema import (

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Conditions, MovedBytes
 from pytest_gpumem.records.row import (
     LOST,
     Comparison,
@@ -34,8 +35,8 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.details import conditions_text
 from pytest_gpumem.reporting.row import asked_bandwidth, worst_first
-from pytest_gpumem.reporting.table import table
-from pytest_gpumem.reporting.terminal import header, missing_lines
+from pytest_gpumem.reporting.table import missing_lines, table
+from pytest_gpumem.reporting.terminal import header
 
 MakeRow = Callable[..., Row]
 SLOWER = Comparison(0.97, 0.01, processes=3)

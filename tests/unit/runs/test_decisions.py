@@ -20,7 +20,8 @@ from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, looser_lines, lost
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, MovedBytes
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import LimitResult, Omission, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines
 from pytest_gpumem.runs.decisions import (

@@ -17,7 +17,7 @@ from measurements import measurement
 
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.plugin.experiment_process import selected
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs import processes

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, MovedBytes, Window
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import MovedBytes, Window
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.duet import order_of
 from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow, RowFilter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.forks import untrusted
+from pytest_gpumem.baselines.store import untrusted
 
 OURS = {"full_name": "lab/kernels"}
 THEIRS = {"full_name": "guest/kernels"}
