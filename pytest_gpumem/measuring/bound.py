@@ -150,23 +150,25 @@ class BoundKernel:
         """The launch with the buffers where they now are, or with `copies` of them or of parts.
         Raises `BadCall`, `Unsupported`: types or sizes do not fit, or the memory cannot be seen.
         """
-        kernel, facts = self.kernel, self.device.facts
+        kernel, device = self.kernel, self.device.facts
         arrays, memory = {}, {}
         for name, buffer in buffers.items():
-            arrays[name], memory[name] = buffer.facts, buffer.allocation
+            facts, memory[name] = buffer.facts, copies.get(buffer, buffer.allocation)
+            if kernel.source is None:  # a copy of bytes, whatever they mean
+                facts = replace(facts, size=buffer.nbytes, dtype="u1", itemsize=1)
             if buffer in copies:
-                memory[name] = copies[buffer]
-                arrays[name] = replace(buffer.facts, size=memory[name].nbytes // buffer.itemsize)
+                facts = replace(facts, size=memory[name].nbytes // facts.itemsize)
+            arrays[name] = facts
         call = Call(arrays, dict(values), self.blocks)
         wrong = kernel.problem(call)
         if wrong is not None:
             raise BadCall(f"{kernel.name}: {wrong}")
-        shape = kernel.shape(facts, call)
-        most = facts.max_shared_bytes_per_block
+        shape = kernel.shape(device, call)
+        most = device.max_shared_bytes_per_block
         if most is not None and shape.shared_bytes > most:
             raise Unsupported(
                 f"{kernel.name} needs {format_bytes(shape.shared_bytes)} of shared memory for "
-                f"each block; {facts.name} has at most {format_bytes(most)}"
+                f"each block; {device.name} has at most {format_bytes(most)}"
             )
         for name, allocation in memory.items():
             if kernel.source is not None and not allocation.address:

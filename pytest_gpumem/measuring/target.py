@@ -166,12 +166,12 @@ def checking(
     saved: Mapping[str, Allocation] = MappingProxyType({}),
     *,
     results: Buffers | None = None,
-    whole: str = "",
+    name: str = "",
 ) -> tuple[Queue, Callable[[], None] | None]:
     """Return what poisons the outputs of a kernel and restores its inputs, and what verifies it.
 
     `saved`: content that updated arguments start from, if it is not what they have.
-    `results`: where the outputs are at the end of the work of this name, `whole`.
+    `results`: where the outputs are at the end. `name`: of the work; default: the kernel's.
     """
     device, kernel = bound.device, bound.kernel
     expected: dict[str, Any] = {}
@@ -214,10 +214,16 @@ def checking(
         wanted = dict(expected)
         expected.clear()
         outputs = arrays(wanted, results or buffers)
-        for name, content in wanted.items():
+        for argument, content in wanted.items():
             # A reference may give fewer elements than the array has room for, such as tile sums.
-            output, of = outputs[name][: content.size], "" if whole else f" of {name!r}"
-            compare(device, whole or kernel.name, output, content, kernel.relative_tolerance, of=of)
+            output = outputs[argument][: content.size]
+            wrong = device.content.mismatch(output, content, kernel.relative_tolerance)
+            if wrong is not None:
+                count, first = wrong
+                raise WrongResult(
+                    f"{name or kernel.name}: {count} of {content.size} elements of {argument!r} "
+                    f"are wrong after one launch on poisoned outputs; the first is element {first}"
+                )
 
     return poison, verify
 
@@ -354,26 +360,6 @@ class KernelTarget(Target):
             for saved in self._saved.values():
                 self._arena.release(saved)
             self._saved.clear()
-
-
-def compare(
-    device: Device,
-    name: str,
-    actual: Any,
-    expected: Any,
-    tolerance: float = 0.0,
-    *,
-    of: str = "",
-    noun: str = "element",
-) -> None:
-    """Raise `WrongResult` where a result differs from what is expected."""
-    wrong = device.content.mismatch(actual, expected, tolerance)
-    if wrong is not None:
-        count, first = wrong
-        raise WrongResult(
-            f"{name}: {count} of {expected.size} {noun}s{of} are wrong after one launch on "
-            f"poisoned outputs; the first is {noun} {first}"
-        )
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:

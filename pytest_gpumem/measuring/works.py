@@ -12,12 +12,18 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from pytest_gpumem.devices.protocol import ALLOCATORS, Device, DeviceError, Stream, Unsupported
+from pytest_gpumem.devices.protocol import (
+    ALLOCATORS,
+    Device,
+    DeviceError,
+    Launch,
+    Stream,
+    Unsupported,
+)
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
-from pytest_gpumem.measuring.target import Queue, Target, checking, compare, nothing
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.measuring.target import Queue, Target, checking, nothing
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import MovedBytes
@@ -37,6 +43,7 @@ class Work(Target):
     """Work that stays where it is: addresses make no difference to a link."""
 
     restores = True  # so no graph or batch: launches on several streams do not follow each other
+    launches: Sequence[Launch] = ()  # of its kernel, one for each piece
     parts: tuple[Work, ...] = ()  # what overlaps in it, each to be measured alone too
     streams = 0  # how many the parts are spread over
     chunks: int | None = None  # how many pieces the data is cut into, if it is
@@ -65,8 +72,8 @@ class Works:
         self._arena = memory.arena
         self.device = memory.arena.device
         self._allocators = ExitStack()
-        self._staged: dict[tuple[object, ...], tuple[Buffer, Buffer, Buffer | None]] = {}
 
+    @on_its_device
     def copy(self, destination: Any, source: Any, *, pieces: int = 1) -> Work:
         """A copy by a copy engine; inside one GPU the SMs copy.
 
@@ -77,11 +84,9 @@ class Works:
         Raises:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
-        to, origin = self._buffer("destination", destination), self._buffer("source", source)
-        if to.nbytes != origin.nbytes:
-            sizes = f"{format_bytes(origin.nbytes)} to {format_bytes(to.nbytes)}"
-            raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
-        device, parts = self.device, cut(origin.nbytes, pieces)
+        memcpy = BoundKernel(CATALOGUE["memcpy"], self.device, self._arena.stream)
+        to, origin = self._arena.taken(destination), self._arena.taken(source)
+        buffers, values = memcpy.arguments((to, origin), {})
         engine = KERNEL
         if to.kind.on_peer or origin.kind.on_peer:
             engine = PEER
@@ -90,41 +95,9 @@ class Works:
         elif to.kind.on_host:
             engine = DEVICE_TO_HOST
         name = f"{origin.kind.value} to {to.kind.value}"
-        if pieces > 1:
+        if pieces != 1:
             name += f" in {pieces} pieces"
-
-        def queue(stream: Stream) -> None:
-            if pieces == 1:
-                device.content.copy(to.allocation, origin.allocation, origin.nbytes, stream)
-                return
-            for offset, nbytes in parts:
-                to_part = device.memory.part(to.allocation, offset, nbytes)
-                from_part = device.memory.part(origin.allocation, offset, nbytes)
-                device.content.copy(to_part, from_part, nbytes, stream)
-
-        def poison(stream: Stream) -> None:
-            device.content.poison(to.allocation, stream)
-
-        def verify() -> None:
-            wanted = [(each.allocation, "u1", each.nbytes) for each in (to, origin)]
-            actual, expected = device.content.copies(wanted)
-            size = min(actual.size, expected.size)  # the simulated device backs a part
-            compare(device, name, actual[:size], expected[:size], noun="byte")
-
-        work = Work(self._arena, name, [engine], queue, poison, verify)
-        link = to.kind.beyond_link or origin.kind.beyond_link
-        work.moved_bytes = MovedBytes(origin.nbytes, origin.nbytes, link=link)
-        work.waits = to.kind.pageable or origin.kind.pageable
-        return work
-
-    def _buffer(self, name: str, value: Any) -> Buffer:
-        taken = self._arena.taken(value)
-        if isinstance(taken, Buffer):
-            return taken
-        raise BadCall(
-            f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not "
-            f"{type(value).__name__}"
-        )
+        return self._launching(memcpy, buffers, values, name, engine, pieces)
 
     @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Work:
@@ -137,29 +110,56 @@ class Works:
             raise BadCall(f"kernel() takes a kernel of gpu_kernels, not {kernel!r}")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
-        return self._launch_of(kernel, buffers, values)
+        return self._launching(kernel, buffers, values, kernel.name)
 
-    def _launch_of(self, kernel: BoundKernel, buffers: Buffers, values: Values) -> Work:
+    def _launching(
+        self,
+        kernel: BoundKernel,
+        buffers: Buffers,
+        values: Values,
+        name: str,
+        engine: str = KERNEL,
+        pieces: int = 1,
+    ) -> Work:
+        """Return work that launches a kernel on each of `pieces` of its buffers."""
         device, persisting = self.device, kernel.persisting
         launch = kernel.launch(buffers, values)
         device.kernels.compile(launch)
+        launches: list[Launch] = []
+
+        def bind() -> None:
+            """Make the launches for where the buffers now are."""
+            launches.clear()
+            for offset, nbytes in cut(min(buffer.nbytes for buffer in buffers.values()), pieces):
+                parts = {}
+                if pieces > 1:
+                    for buffer in buffers.values():
+                        parts[buffer] = device.memory.part(buffer.allocation, offset, nbytes)
+                launches.append(kernel.launch(buffers, values, parts))
+
+        bind()
+        for buffer in buffers.values():
+            buffer.followers.append(bind)
 
         def queue(stream: Stream) -> None:
-            if persisting is None:
-                device.kernels.launch(launch, stream)
-                return
-            if persisting.closed:
-                raise BadCall(
-                    f"{kernel.name}: the `with` block of its persisting stream has ended, and its "
-                    "window with it"
-                )
-            device.streams.join(persisting.stream, stream)
-            device.kernels.launch(launch, persisting.stream)
-            device.streams.join(stream, persisting.stream)
+            runs_on = stream
+            if persisting is not None:
+                if persisting.closed:
+                    raise BadCall(
+                        f"{name}: the `with` block of its persisting stream has ended, and its "
+                        "window with it"
+                    )
+                runs_on = persisting.stream
+                device.streams.join(runs_on, stream)
+            for launch in launches:
+                device.kernels.launch(launch, runs_on)
+            if persisting is not None:
+                device.streams.join(stream, runs_on)
 
-        checks = checking(kernel, buffers, values)
-        work = Work(self._arena, kernel.name, [KERNEL], queue, *checks)
-        work.moved_bytes = kernel.kernel.traffic(launch.call)
+        checks = checking(kernel, buffers, values, name=name)
+        work = Work(self._arena, name, [engine], queue, *checks)
+        work.launches, work.moved_bytes = launches, kernel.kernel.traffic(launch.call)
+        work.waits = any(buffer.kind.pageable for buffer in buffers.values())
         return work
 
     def host(self, function: Callable[[], object], name: str | None = None) -> Work:
@@ -179,12 +179,12 @@ class Works:
             raise BadCall(f"busy({seconds!r}): a number of seconds above 0 and below 10")
         now = self.device.now
 
-        def spin(stream: Stream) -> None:
+        def spin() -> None:
             end = now() + seconds
             while now() < end:
                 pass
 
-        return Work(self._arena, f"host busy for {format_time(seconds)}", [HOST], spin)
+        return self.host(spin, f"host busy for {format_time(seconds)}")
 
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Work:
@@ -243,14 +243,10 @@ class Works:
                 checks.append(work.verify)
 
         def queue(stream: Stream) -> None:
-            for lane in lanes:  # each waits for `stream`
-                device.streams.join(lane, stream)
             for work, lane in zip(on_device, lanes, strict=True):
                 work.queue(lane)
             for work in on_host:  # last: it runs now, while the device does what is queued
                 work.queue(stream)
-            for lane in lanes:  # `stream` waits for each
-                device.streams.join(stream, lane)
 
         def poison(stream: Stream) -> None:
             for work in works:
@@ -260,7 +256,8 @@ class Works:
             for check in checks:
                 check()
 
-        whole = _several(self._arena, works, " beside ", queue, poison, verify if checks else None)
+        spread = _spread(device, lanes, queue)
+        whole = _several(self._arena, works, " beside ", spread, poison, verify if checks else None)
         whole.parts, whole.streams = works, len(lanes)
         return whole
 
@@ -272,90 +269,69 @@ class Works:
         shape: int | str | Sequence[int] = "64 MiB",
         dtype: Any = "f4",
         *,
-        kernel: BoundKernel | None = None,
+        rounds: int = 1,
         chunks: int | None = None,
         back: bool = True,
-        **scalars: Any,
     ) -> Work:
-        """Data copied to the device, worked on and copied back, chunk by chunk: `staged_copy`.
+        """Data copied to the device, worked on by `elementwise` and copied back, chunk by chunk:
+        `staged_copy`.
 
         Args:
             n_streams: streams that chunks use in turn.
-            shape, dtype: of the data, as for the buffer fixtures; a second call with the same uses
-                the same buffers.
-            kernel: of `gpu_kernels`, updates its one array element by element; default:
-                `elementwise`.
+            shape, dtype: of the data, as for the buffer fixtures.
+            rounds: of `elementwise`, which takes longer with each.
             chunks: number of chunks; default: one for each stream. It need not divide the data, nor
                 the streams divide it.
             back: copy the result back to the host.
-            scalars: the kernel's, such as `rounds=8`.
 
         Raises:
             BadCall: the arguments do not fit together.
             Unsupported: the device has no copy engine (`asyncEngineCount` is 0); the test skips.
         """
-        memory, device, arena = self._memory, self.device, self._arena
-        wanted = repr(shape), str(dtype), back
-        if wanted not in self._staged:
-            source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
-            self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None
-        source, there, target = self._staged[wanted]
-        kernel = kernel or BoundKernel(CATALOGUE["elementwise"], device, arena.stream)
+        memory, device, stream = self._memory, self.device, self._arena.stream
         _at_least_one("n_streams", n_streams)
         _at_least_one("chunks", 1 if chunks is None else chunks)
-        arrays = [p for p in kernel.kernel.parameters if p.role is not Role.SCALAR]
-        if len(arrays) != 1 or arrays[0].role is not Role.UPDATE or kernel.kernel.reference is None:
-            raise BadCall(
-                f"{kernel.name} cannot be staged: it takes a kernel that updates one array in "
-                "place, such as elementwise"
-            )
-        buffers, values = kernel.arguments((there,), scalars)
         _check_engines(device, {HOST_TO_DEVICE})
+        source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
+        outputs = [there]
+        if back:
+            outputs.append(memory.pinned(shape, dtype))
+        kernel = BoundKernel(CATALOGUE["elementwise"], device, stream)
+        buffers, values = kernel.arguments((there, rounds), {})
+
+        def steps(pieces: int) -> tuple[Work, ...]:
+            works = [
+                self.copy(there, source, pieces=pieces),
+                self._launching(kernel, buffers, values, kernel.name, pieces=pieces),
+            ]
+            if back:
+                works.append(self.copy(outputs[-1], there, pieces=pieces))
+            return tuple(works)
+
+        parts = steps(1)  # measured alone, each on all of the data
+        pieces = chunks or n_streams
+        in_chunks = steps(pieces)
         lanes = [device.streams.create() for _ in range(n_streams)]
-        pieces, part_of = [], device.memory.part
-        for offset, nbytes in cut(there.nbytes, chunks or n_streams):
-            part, to = part_of(there.allocation, offset, nbytes), None
-            origin = part_of(source.allocation, offset, nbytes)
-            if target is not None:
-                to = part_of(target.allocation, offset, nbytes)
-            pieces.append((part, origin, kernel.launch(buffers, values, {there: part}), to))
-        device.kernels.compile(pieces[0][2])
-        copies = [self.copy(there, source)]
-        if target is not None:
-            copies.append(self.copy(target, there))
-        # Measured alone, each on all of the data: the copy in, the kernel, the copy back.
-        parts = (copies[0], self._launch_of(kernel, buffers, values), *copies[1:])
-        name, (argument,) = f"staged {kernel.name}", buffers
-        poison_there, verify = checking(
-            kernel,
-            buffers,
-            values,
-            {argument: source.allocation},
-            results={argument: there if target is None else target},
-            whole=name,
-        )
 
         def queue(stream: Stream) -> None:
-            for lane in lanes:  # each waits for `stream`
-                device.streams.join(lane, stream)
-            for index, (part, origin, launch, to) in enumerate(pieces):
-                lane = lanes[index % len(lanes)]
-                device.content.copy(part, origin, part.nbytes, lane)
-                device.kernels.launch(launch, lane)
-                if to is not None:
-                    device.content.copy(to, part, part.nbytes, lane)
-            for lane in lanes:  # `stream` waits for each
-                device.streams.join(stream, lane)
+            for index in range(pieces):
+                for step in in_chunks:
+                    device.kernels.launch(step.launches[index], lanes[index % n_streams])
+
+        name, (argument,) = f"staged {kernel.name}", buffers
+        expect, verify = checking(
+            kernel, {argument: source}, values, results={argument: outputs[-1]}, name=name
+        )
 
         def poison(stream: Stream) -> None:
-            poison_there(stream)
-            for copied in copies:
-                copied.poison(stream)
+            for output in outputs:
+                device.content.poison(output.allocation, stream)
+            expect(stream)
 
-        work = Work(arena, name, _engines(parts), queue, poison, verify)
-        written = 0 if target is None else target.nbytes
-        work.moved_bytes = MovedBytes(source.nbytes, written, link=True)
-        work.parts, work.streams, work.chunks = parts, n_streams, len(pieces)
+        spread = _spread(device, lanes, queue)
+        work = Work(self._arena, name, _engines(parts), spread, poison, verify)
+        work.moved_bytes = MovedBytes(source.nbytes, back * source.nbytes, link=True)
+        work.parts, work.streams, work.chunks = parts, n_streams, pieces
         return work
 
     @on_its_device
@@ -396,6 +372,19 @@ def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
         last.poison(stream)
 
     return _several(arena, works, " then ", queue, poison, last.verify)
+
+
+def _spread(device: Device, lanes: Sequence[Stream], queue: Queue) -> Queue:
+    """Return what queues work on lanes: they wait for the stream, and the stream for them."""
+
+    def whole(stream: Stream) -> None:
+        for lane in lanes:
+            device.streams.join(lane, stream)
+        queue(stream)
+        for lane in lanes:
+            device.streams.join(stream, lane)
+
+    return whole
 
 
 def _several(

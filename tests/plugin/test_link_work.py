@@ -81,7 +81,7 @@ def test_kind(memory_kind):
     result = run(body)
     result.assert_outcomes(failed=4)
     for line in (
-        "*BadCall: a copy of 2 MiB to 1 MiB: source and destination must be of the same size",
+        "*BadCall: memcpy: a copy of 2 MiB to 1 MiB: source and destination must be of the same size",
         "*BadCall: gpu_benchmark(host busy for 100.0 us): work of gpu_work takes no arguments and no stream=: it has its own",
         "*NoTraffic: host busy for 100.0 us has no parts that overlap: measure staged_copy or gpu_work.together",
         "*BadBuffer: memory_kind() takes an address, a buffer or an array, not str",
