@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 import ncu_csv  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
-from pytest_gpumem.baselines.saved import digest  # noqa: E402
+from pytest_gpumem.baselines.store import digest  # noqa: E402
 from pytest_gpumem.cli import main as gpumem  # noqa: E402
 from pytest_gpumem.printable import printable  # noqa: E402
 

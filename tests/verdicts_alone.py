@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 
 from pytest_gpumem.baselines.acceptances import Acceptances
-from pytest_gpumem.baselines.history import assemble
-from pytest_gpumem.baselines.saved import SavedRow, SavedRun
+from pytest_gpumem.baselines.history import SavedRow, SavedRun, assemble
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.finding import unjudged
 from pytest_gpumem.judging.regression import Runs

@@ -1,4 +1,4 @@
-"""The saved runs of each row, and those of them that make its reference. Pure.
+"""Saved runs, and those of a row that make its reference. Pure.
 
 A *reference* belongs to an identity of a row: driver and CUDA, how it is measured, and what was
 accepted of it. It consists of the runs of its first `DAYS` UTC dates. Three successive saved days,
@@ -10,26 +10,98 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from msgspec.structs import asdict
 
 from pytest_gpumem.baselines.acceptances import Acceptances, Figure
-from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun, times_of
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
 from pytest_gpumem.limits import LIMITS, of_the_test
+from pytest_gpumem.records import Record
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.records.row import Past, Row
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement, Window
+from pytest_gpumem.records.row import Past, Row, key_of
 from pytest_gpumem.units import parse_growth, parse_margin, short_bytes, sizes
 
 USUAL_LIMIT = "5%"
 """Limit of a row without one, for what begins a reference anew."""
 ACCEPTED = "accepted"  # in an identity: the digest of what was accepted of the figure
+
+
+# Saved runs
+
+
+class SavedRow(Record, frozen=True):
+    """A row of a run: its times, its memory, or both."""
+
+    nodeid: str  # pytest's id of the test
+    label: str = ""  # As `Row.label`
+    measurement: Measurement | None = None  # Reduced: each placement has its median only
+    footprint: Footprint | None = None  # As `Row.footprint`
+    limits: Limits = Limits()  # Those of the row in this run
+    accepted_time: str = ""  # `Acceptances.digest` of the accepted time; empty for nothing
+    accepted_memory: str = ""  # The same of the accepted memory
+
+    @property
+    def key(self) -> str:
+        """As `Row.key`."""
+        return key_of(self.nodeid, self.label)
+
+    def accepted(self, figure: Figure) -> str:
+        return self.accepted_time if figure == "time" else self.accepted_memory
+
+    def has(self, figure: Figure) -> bool:
+        saved = self.measurement if figure == "time" else self.footprint
+        return saved is not None
+
+
+class SavedRun(Record, frozen=True, kw_only=True):
+    """One file: a run."""
+
+    id: str  # Unique: a copy of its file is not a second run
+    utc: Annotated[datetime, Meta(tz=True)]  # When it was saved, in UTC
+    device: DeviceFacts  # The device at that time, with its driver and CUDA versions
+    revision: str | None = None
+    """Revision of the measured code, with "-dirty" for uncommitted changes; None if unknown."""
+    mode: str | None = None  # The session's mode, which a test may override; None if unknown
+    written_by: str = ""  # The version of the plugin
+    rows: tuple[SavedRow, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        numbers = [1]
+        for row in self.rows:
+            if row.measurement is not None:
+                numbers.append(1 + len(row.measurement.further))
+        return max(numbers)
+
+
+class PastRow(SavedRow, frozen=True, kw_only=True):
+    """A run of a row, with the file that holds it."""
+
+    file: SavedRun
+
+
+def times_of(runs: Iterable[PastRow]) -> list[tuple[date, Measurement]]:
+    times = []
+    for run in runs:
+        if run.measurement is not None:
+            times.append((run.file.utc.date(), run.measurement))
+    return times
+
+
+def memory_of(runs: Iterable[SavedRow]) -> list[Footprint]:
+    return [run.footprint for run in runs if run.footprint is not None]
+
+
+# The references of rows
 
 Days = Sequence[Sequence[PastRow]]  # the runs of each date, oldest first
 

@@ -2,10 +2,17 @@
 
 A run is a file, `<place>/<GPU>/gpumem/<utc>-<revision>-<id>.json`. It is written whole, never
 changes, and no name is used twice: so writers need no lock.
+
+    {"schema": 4, "sha256": "...", "content": {
+        "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
+
+The sha256 covers the content as JSON with sorted keys: a formatter does not change it, an edit
+does. A field with its default is left out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,21 +22,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
-from pytest_gpumem.baselines.history import Baseline, assemble
-from pytest_gpumem.baselines.saved import SavedRow, SavedRun, file_text, read, reduced
-from pytest_gpumem.collector import uncollected
+from pytest_gpumem.baselines.history import Baseline, SavedRow, SavedRun, assemble
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import FileError
-from pytest_gpumem.result_files import content
+from pytest_gpumem.records.schema import FileError, check_schema, converted
+from pytest_gpumem.result_files import content, parsed
 from pytest_gpumem.revisions import Ancestry
+from pytest_gpumem.units import QuantityError
 
 SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-benchmark
 _OURS = (
@@ -42,6 +54,9 @@ _OURS = (
     "create",
 )
 """Events of GitHub that only somebody with write access can cause."""
+LAYOUT = 4  # version of the layout of a file
+_REMEDY = "restore the file from a copy, or delete it"
+_fields = cache(structs.fields)
 
 
 @dataclass(frozen=True)
@@ -70,10 +85,9 @@ class Store:
 
         `ancestry`: sorts revisions; only runs that the change is built on count. None: all count.
         """
-        with uncollected():
-            runs = [run for _, run in self.files()]
-            counting, left_out = _counting(runs, ancestry)
-            baseline = assemble(counting, self._facts, acceptances or Acceptances())
+        runs = [run for _, run in self.files()]
+        counting, left_out = _counting(runs, ancestry)
+        baseline = assemble(counting, self._facts, acceptances or Acceptances())
         note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out)
 
@@ -196,6 +210,12 @@ def _saved_row(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
     )
 
 
+def reduced(measurement: Measurement) -> Measurement:
+    """Return what a comparison needs: the median of each placement, and no notes."""
+    placements = tuple((median,) for median in measurement.medians)
+    return structs.replace(measurement, placements=placements, sampler_reason="", notes=())
+
+
 def refusal(row: Row, simulated: bool) -> str | None:
     """Return why a row may not be saved, whatever its reference; None if it may."""
     if not row.measured_something:
@@ -279,3 +299,94 @@ def _counting(
     if unknown:
         text += f"; {unknown} saved with uncommitted changes, or of no revision of this repository"
     return counting, text
+
+
+# The text of a file
+
+
+def file_text(run: SavedRun) -> str:
+    """Return the text of a file, with a row a line for diffs."""
+    run = structs.replace(run, written_by=f"pytest-gpumem {version('pytest-gpumem')}")
+    content = _plain(run)
+    lines = []
+    for name, value in content.items():
+        text = json.dumps(value, allow_nan=False)
+        if name == "rows":
+            rows = [json.dumps(row, allow_nan=False) for row in value]
+            text = "[\n" + ",\n".join(rows) + "\n]"
+        lines.append(f'"{name}": {text}')
+    head = f'"schema": {LAYOUT},\n"sha256": "{digest(content)}",\n"content"'
+    return f"{{\n{head}: {{\n" + ",\n".join(lines) + "\n}\n}\n"
+
+
+def digest(content: object) -> str:
+    """Return the SHA-256 of JSON values; white space and the order of keys do not change it."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(text: bytes) -> SavedRun:
+    """Return the run of a `file_text`. Raises `FileError`: of another text, or a changed one."""
+    try:
+        file = parsed(text)
+    except FileError as error:
+        raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
+    if isinstance(file, dict) and "schema" not in file:
+        raise FileError("this is no baseline file of this plugin; remove it")
+    check_schema(file, LAYOUT)
+    content = file.get("content")
+    if file.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
+        raise FileError("$: not the keys schema, sha256 and content")
+    try:
+        sha256 = digest(content)
+    except (ValueError, RecursionError) as error:  # such as infinity
+        raise FileError(f"$.content: {error}") from None
+    if sha256 != file["sha256"]:
+        why = "its content does not fit its sha256: it was edited by hand, or is damaged"
+        raise FileError(f"{why}; {_REMEDY}")
+    # The sha256 fits, so nobody edited the file. What cannot be read, another version wrote.
+    try:
+        return _checked(converted(content, SavedRun, "$.content"))
+    except (FileError, RecursionError) as error:
+        raise FileError(f"{error} (written by {content.get('written_by', 'unknown')})") from None
+
+
+def _checked(run: SavedRun) -> SavedRun:
+    """Check keys and limits, and return the run in UTC. Raises `FileError`."""
+    try:
+        run = structs.replace(run, utc=run.utc.astimezone(timezone.utc))
+    except OverflowError:
+        raise FileError(f"$.content.utc: {run.utc} is too far from now") from None
+    keys = set[str]()
+    for index, row in enumerate(run.rows):
+        path = f"$.content.rows[{index}]"
+        if row.key in keys:
+            raise FileError(f"holds {row.key} twice")
+        keys.add(row.key)
+        if row.measurement is not None and row.measurement.label != row.label:
+            raise FileError(f"{path}.measurement.label: not that of the row, {row.label!r}")
+        for name, limit in LIMITS.items():
+            value = getattr(row.limits, name)
+            try:
+                if value is not None:
+                    limit.parse(value)
+            except QuantityError as error:
+                raise FileError(f"{path}.limits.{name}: {error}") from None
+    return run
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON values, without the fields that have their default."""
+    if isinstance(value, msgspec.Struct):
+        plain = {}
+        for field in _fields(type(value)):
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            item = getattr(value, field.name)
+            if item != default:
+                plain[field.encode_name] = _plain(item)
+        return plain
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return msgspec.to_builtins(value)

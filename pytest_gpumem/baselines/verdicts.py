@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.saved import memory_of, times_of
+from pytest_gpumem.baselines.history import Baseline, memory_of, times_of
 from pytest_gpumem.judging import regression
 from pytest_gpumem.judging.finding import basis, check_of, known, with_verdict
 from pytest_gpumem.judging.footprint import judge_footprint

@@ -15,10 +15,11 @@ from pytest_gpumem.baselines.acceptances import (
     Acceptance,
     AcceptedChange,
     Figure,
+    absolute_limits,
+    changes_of,
     refusal,
     write,
 )
-from pytest_gpumem.baselines.accepting import absolute_limits, changes_of
 from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.gate import FOLDER, RESULTS
 from pytest_gpumem.judging.expectations import possibly_intended

@@ -14,8 +14,12 @@ from pathlib import Path
 import click
 
 from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
-from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-from pytest_gpumem.baselines.accepting import absolute_limits, changes_of
+from pytest_gpumem.baselines.acceptances import (
+    Acceptances,
+    absolute_limits,
+    acceptances,
+    changes_of,
+)
 from pytest_gpumem.commands import (
     base_python_option,
     examples,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, command
+from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
 from pytest_gpumem.baselines.store import untrusted
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import open_under_strict

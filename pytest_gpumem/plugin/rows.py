@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
-from pytest_gpumem.baselines.accepting import with_accepted_counts
-from pytest_gpumem.baselines.saved import times_of
+from pytest_gpumem.baselines.acceptances import with_accepted_counts
+from pytest_gpumem.baselines.history import times_of
 from pytest_gpumem.judging.differences import row_differences
 from pytest_gpumem.judging.finding import in_doubt, with_verdict
 from pytest_gpumem.judging.footprint import with_further

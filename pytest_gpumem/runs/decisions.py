@@ -10,10 +10,14 @@ from statistics import fmean
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import NONE, Acceptance, Acceptances, AcceptedChange
-from pytest_gpumem.baselines.accepting import FORGIVES
-from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
+from pytest_gpumem.baselines.acceptances import (
+    FORGIVES,
+    NONE,
+    Acceptance,
+    Acceptances,
+    AcceptedChange,
+)
+from pytest_gpumem.baselines.history import Baseline, PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, looser_lines, lost
 from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.judging.footprint import peaks_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from committing import commit, git
 
-from pytest_gpumem.baselines.saved import digest
+from pytest_gpumem.baselines.store import digest
 
 BRANCH = "main"
 SIMULATED = {"GPUMEM_DEVICE": "sim"}

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from committing import commit, git
 from sessions import Run, row_in, slower, stored_in
 
-from pytest_gpumem.baselines.saved import digest
+from pytest_gpumem.baselines.store import digest
 from pytest_gpumem.cli import main
 from pytest_gpumem.settings import BASELINE_OF
 

@@ -14,7 +14,7 @@ from ci_project import INI, SIMULATED, TESTS, Project, saved_project
 from click.testing import CliRunner
 from test_lost_contexts import LOSING
 
-from pytest_gpumem.baselines.saved import digest
+from pytest_gpumem.baselines.store import digest
 from pytest_gpumem.cli import main
 
 Gate = Callable[..., tuple[int, str]]

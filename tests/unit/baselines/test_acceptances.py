@@ -21,11 +21,13 @@ from pytest_gpumem.baselines.acceptances import (
     Acceptances,
     AcceptedChange,
     Figure,
+    absolute_limits,
     acceptances,
+    changes_of,
+    command,
     covers,
     write,
 )
-from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, command
 from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint

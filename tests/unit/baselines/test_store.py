@@ -16,8 +16,7 @@ from known_devices import H100
 from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
 
-from pytest_gpumem.baselines.saved import digest, reduced
-from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.baselines.store import Store, digest, reduced
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse

@@ -14,8 +14,7 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
-from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.saved import PastRow, SavedRun
+from pytest_gpumem.baselines.history import Baseline, PastRow, SavedRun
 from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, looser_lines, lost
 from pytest_gpumem.outcomes import Code, Exit, Outcome
