@@ -228,6 +228,13 @@ AT_THE_END = ("max_kept",)
 OF_LAUNCH = tuple(limit.name for limit in _LAUNCH)
 """Limits on one launch: a test that measures nothing cannot have them."""
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)
+STEPS = ("max_kernels", "max_copies", "max_copied_bytes", MAX_WAITS, "max_spill")
+"""Limits on what a launch runs. They are exact, and hold on a GPU that others use too."""
+EXACT = ("max_gpu_page_faults", "max_migrated", *STEPS)
+"""Limits on exact counts of a launch."""
+TIME, PEAK = "max_regression", "max_peak_regression"
+COMPARED = (TIME, PEAK, *EXACT)
+"""Limits on a change, which a duet judges."""
 
 
 def of_the_test(origin: str | None) -> bool:

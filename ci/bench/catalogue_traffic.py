@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import record_parser, write_record
 
-from pytest_gpumem.judging.limits import no_share_of_peak
+from pytest_gpumem.judging.finding import no_share_of_peak
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.nsight.ncu import ProfiledKernel, count_launches
 from pytest_gpumem.outcomes import NoAnswer, UserError

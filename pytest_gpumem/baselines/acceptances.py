@@ -30,9 +30,10 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.finding import relative
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.limits import EXACT, exact_count, relative
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.judging.limits import exact_count
+from pytest_gpumem.limits import EXACT, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row, key_of, selects

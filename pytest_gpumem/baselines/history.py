@@ -298,7 +298,7 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
     if figure == "memory":
         growth = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
         return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
-    from pytest_gpumem.judging.regression import corrected_logs
+    from pytest_gpumem.judging.reference import corrected_logs
 
     saved = list(chain(*reference))
     measured = []

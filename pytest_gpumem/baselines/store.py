@@ -229,7 +229,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
     if row.verdict.code is Code.CONDITIONS:
         return row.verdict.reason
     if row.measurement is not None:
-        from pytest_gpumem.judging.judge import unreliable
+        from pytest_gpumem.judging.conditions import unreliable
 
         doubts = ", ".join(unreliable(row.measurement))
         if doubts:

@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Baseline, memory_of, times_of
-from pytest_gpumem.judging import regression
+from pytest_gpumem.judging.conditions import conditions, doubts
 from pytest_gpumem.judging.finding import basis, check_of, known, with_verdict
 from pytest_gpumem.judging.footprint import judge_footprint
-from pytest_gpumem.judging.judge import conditions, doubts
-from pytest_gpumem.judging.limits import STEPS, absolute, physical
-from pytest_gpumem.judging.regression import NAME, WIDEST
-from pytest_gpumem.limits import OF_MEASUREMENT
+from pytest_gpumem.judging.limits import absolute, physical
+from pytest_gpumem.judging.reference import (
+    WIDEST,
+    against_reference,
+    at_the_sessions_end,
+    at_the_tests_end,
+)
+from pytest_gpumem.limits import OF_MEASUREMENT, STEPS, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
@@ -75,15 +79,15 @@ def _of_measurement(
         findings.append(LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason))
     findings += physical(measurement, facts)
     findings += absolute(measurement, limits, facts, siblings, past)
-    check = check_of(limits, NAME)
+    check = check_of(limits, TIME)
     if not runs:
         if check is not None and baseline.measured_differently(row):
             findings.append(check.measured_differently(baseline.why_new(row)))
         elif check is not None:
             findings.append(check.new(baseline.why_new(row)))
         return findings, None
-    run = regression.against_reference(measurement, runs)
-    slower = None if check is None else regression.at_the_tests_end(run, check)
+    run = against_reference(measurement, runs)
+    slower = None if check is None else at_the_tests_end(run, check)
     if slower is not None:
         findings.append(slower)
     return findings, run.comparison
@@ -106,15 +110,15 @@ def screened(
             changes.append((row.key, math.log1p(comparison.delta)))
     after = []
     for row in rows:
-        check = check_of(row.limits, NAME)
+        check = check_of(row.limits, TIME)
         runs = times_of(baseline.reference_runs(row)) if waits(row) else []
         if row.measurement is None or check is None or not runs:
             after.append(row)
             continue
-        run = regression.against_reference(row.measurement, runs)
+        run = against_reference(row.measurement, runs)
         others = [other for key, other in changes if key != row.key]
         nodeid = "" if in_gate else row.nodeid
-        finding = regression.at_the_sessions_end(run, check, others, nodeid)
+        finding = at_the_sessions_end(run, check, others, nodeid)
         after.append(with_verdict(row, [*known(row), finding], strict=strict))
     return after
 
@@ -126,4 +130,4 @@ def waits(row: Row) -> bool:
     if row.verdict.comparison is None:
         return False
     # A doubt about the whole measurement stays.
-    return all(result.limit not in (NAME, "") for result in row.verdict.limits)
+    return all(result.limit not in (TIME, "") for result in row.verdict.limits)

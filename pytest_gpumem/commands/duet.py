@@ -29,6 +29,7 @@ from pytest_gpumem.commands import (
     write,
     write_json,
 )
+from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.finding import change
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
@@ -40,8 +41,7 @@ from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.row import describe
 from pytest_gpumem.reporting.table import STYLES
 from pytest_gpumem.result_files import load_results
-from pytest_gpumem.runs.duet import Duet
-from pytest_gpumem.runs.pairs import DuetRow, RowFilter
+from pytest_gpumem.runs.duet import Duet, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, two_sides
 from pytest_gpumem.units import counted, format_time

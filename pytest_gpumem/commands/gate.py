@@ -33,7 +33,7 @@ from pytest_gpumem.commands import (
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import possibly_intended
-from pytest_gpumem.limits import of_the_test
+from pytest_gpumem.limits import PEAK, of_the_test
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row, function_of
@@ -53,9 +53,8 @@ from pytest_gpumem.reporting.github import summarise, workflow_commands
 from pytest_gpumem.reporting.output_formats import figures
 from pytest_gpumem.reporting.table import counts_text
 from pytest_gpumem.revisions import ancestry
-from pytest_gpumem.runs.duet import Duet, rounded_duration
+from pytest_gpumem.runs.duet import Duet, RowFilter, rounded_duration
 from pytest_gpumem.runs.gate import Gate
-from pytest_gpumem.runs.pairs import PEAK, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD
 from pytest_gpumem.runs.worktree import Side, commit_of, working_tree
 from pytest_gpumem.units import counted

@@ -1,4 +1,7 @@
-"""The differences between two runs of a row: in what was declared, and in what a launch ran."""
+"""The differences between runs of a row: in what was declared, and in what a launch ran. Pure.
+
+Words of a launch's arguments that vary in unchanged code are masked by `?`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import window_text
-from pytest_gpumem.judging.limits import STEPS
-from pytest_gpumem.judging.what_ran import masked, ran_the_same
+from pytest_gpumem.limits import STEPS
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import (
     CPU_FAULTS,
@@ -23,13 +25,14 @@ from pytest_gpumem.records.row import (
     Difference,
     Row,
 )
-from pytest_gpumem.records.what_ran import WORD, Step, WhatRan
+from pytest_gpumem.records.what_ran import WORD, Step, WhatRan, what_ran
 from pytest_gpumem.units import short_bytes
 
 MOST = 12  # differences that are kept of a row
 VARIES = 0.1  # change of page faults and migrated bytes that unchanged code may show
 _MEASURED = (DECLARED, SECTORS, WINDOW, GPU_FAULTS, CPU_FAULTS, MIGRATED)
 _NOT_COMPARED = ("kind", "name", "arguments")  # fields of a step
+_MASK = "?"
 
 
 def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
@@ -102,7 +105,61 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
     return None
 
 
-# What a launch ran
+# Whether launches ran the same
+
+
+def merged_record(records: Sequence[WhatRan]) -> WhatRan | None:
+    """Return the record of launches that should run the same, with words of arguments masked that
+    differ between them; None if they differ otherwise, or if one was not watched."""
+    merged = records[0]
+    for record in records[1:]:
+        merged = _masked_like(merged, record, differing=True)
+    # `ran_the_same` takes a mask of `merged` alone for a change, so the others get it too.
+    others = [_masked_like(record, merged) for record in records]
+    return merged if ran_the_same(merged, others) else None
+
+
+def ran_the_same(record: WhatRan, past: Sequence[WhatRan]) -> bool:
+    """Return True if a launch ran the same as all past ones. A word that a past record masks is not
+    compared. A word that only `record` masks did not vary before: that is a change."""
+    if not past or record.not_watched is not None:
+        return False
+    expected = past[0]  # with the masks of all past records
+    for other in past[1:]:
+        expected = _masked_like(expected, other)
+    return all(_masked_like(other, expected) == expected for other in (record, *past))
+
+
+def _masked_like(record: WhatRan, model: WhatRan, *, differing: bool = False) -> WhatRan:
+    """Return `record` with each argument `masked` by that of `model`."""
+    if record == model or len(record.order) != len(model.order) or record.not_watched:
+        return record
+    launch = []
+    for step, partner in zip(record.launch, model.launch, strict=True):
+        texts, others = step.arguments or (), partner.arguments or ()
+        if not texts or len(texts) != len(others):
+            launch.append(step)
+            continue
+        arguments = []
+        for text, other in zip(texts, others, strict=True):
+            arguments.append(masked(text, other, differing=differing))
+        launch.append(replace(step, arguments=tuple(arguments)))
+    return what_ran(launch, record.state)
+
+
+def masked(text: str, other: str, *, differing: bool = False) -> str:
+    """Return `text` with those words masked that `other` masks or, if `differing`, has other values
+    of: "5 12" and "5 ?" give "5 ?". A text with another number of words stays whole."""
+    words, others = text.split(), other.split()
+    if len(words) != len(others):
+        return text
+    for index, word in enumerate(others):
+        if word == _MASK or (differing and words[index] != word):
+            words[index] = _MASK
+    return " ".join(words)
+
+
+# What a launch ran differently
 
 
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:

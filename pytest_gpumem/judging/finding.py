@@ -1,4 +1,5 @@
-"""A limit that is judged, its findings, words of their sentences, and the verdict. Pure.
+"""A limit that is judged, its findings, words of their sentences, the verdict, and whether it fails
+a test. Pure.
 
 A finding is a `LimitResult`. No program reads its sentence.
 """
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pytest_gpumem.limits import BASE, LIMITS, OF_FOOTPRINT, count_of
+from pytest_gpumem.limits import BASE, EXACT, LIMITS, OF_FOOTPRINT, count_of
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement, Window
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.units import counted, format_share, short_bytes
+
+L2_MULTIPLES = 4  # footprint over L2 from which on bytes must come from DRAM
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,36 @@ class Check:
 def check_of(limits: Limits, name: str) -> Check | None:
     written = getattr(limits, name)
     return None if written is None else Check(name, written, limits.origin.get(name, "limit"))
+
+
+def relative(limits: Limits) -> list[str]:
+    """Return the limits on exact counts that are "base"."""
+    return [name for name in EXACT if getattr(limits, name) == BASE]
+
+
+def no_share_of_peak(measurement: Measurement, facts: DeviceFacts) -> str | None:
+    """Return why a share of the device's DRAM peak means nothing; None if it means something."""
+    if measurement.moved_bytes is None:
+        return "its traffic is unknown (give `moved=`)"
+    if measurement.moved_bytes.link:
+        return "its bytes cross the host link, not the memory bus"
+    if measurement.mode == "hot":
+        return "in hot mode L2 serves what it can"
+    if measurement.footprint is None:
+        return "its footprint is unknown"
+    if measurement.footprint < L2_MULTIPLES * facts.l2_bytes:
+        least = short_bytes(L2_MULTIPLES * facts.l2_bytes)
+        return f"its footprint is below {least}, {L2_MULTIPLES} x L2"
+    if not facts.dram_peak:
+        return "the peak is unknown (the driver reports no memory clock or no bus width)"
+    return None
+
+
+def share_of_peak(measurement: Measurement, facts: DeviceFacts) -> float | None:
+    """Return bandwidth over the DRAM peak, or None where `no_share_of_peak` has a reason."""
+    if measurement.bandwidth is None or no_share_of_peak(measurement, facts) is not None:
+        return None
+    return measurement.bandwidth / facts.dram_peak
 
 
 def basis(measurement: Measurement) -> str:
@@ -203,3 +237,40 @@ def _measured(comparison: Comparison | None, limits: Limits) -> LimitResult:
         limit = f"max_regression {limits.max_regression}"
         reason = f"{against(comparison)}: {limit} is judged at the session's end"
     return LimitResult("", Outcome.MEASURED, None, reason)
+
+
+# Whether a test fails
+
+
+def is_failure(judged: Verdict | LimitResult, strict: bool) -> bool:
+    """True if a test with this verdict fails: on FAIL, and under `strict` on every doubt."""
+    if judged.outcome is Outcome.FAIL:
+        return True
+    return strict and not judged.outcome.quiet and judged.outcome is not Outcome.ACCEPTED
+
+
+def failing_in_themselves(rows: Sequence[Row]) -> set[str]:
+    """Return the node ids of tests that fail by an assertion or an error, and not by a verdict."""
+    # A strict session fails doubts too.
+    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict=True)}
+    failing = set()
+    for row in rows:
+        if row.test_error or (row.failed and row.nodeid not in by_verdict):
+            failing.add(row.nodeid)
+    return failing
+
+
+def failed_before(rows: Sequence[Row], attempts: Sequence[Sequence[Row]]) -> dict[str, Row]:
+    """Return by key the rows whose FAIL of an earlier attempt is kept: a rerun clears none."""
+    now, kept = {row.key: row for row in rows}, dict[str, Row]()
+    for number, attempt in enumerate(attempts):
+        for before in attempt:
+            row = kept.get(before.key) or now.get(before.key)
+            failed = before.verdict.outcome is Outcome.FAIL and before.measured_something
+            if failed and (row is None or row.verdict.outcome is not Outcome.FAIL):
+                first, *findings = known(before)
+                first = replace(first, reason=f"FAIL in attempt {number}: {first.reason}")
+                verdict = with_verdict(before, [first, *findings]).verdict
+                differences = before.differences
+                kept[before.key] = replace(row or before, verdict=verdict, differences=differences)
+    return kept

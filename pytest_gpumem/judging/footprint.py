@@ -7,7 +7,7 @@ are on the process of the run that takes the most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median_low
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from pytest_gpumem.limits import AT_THE_END, BASE, MAX_WAITS, OF_WATCHED
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, WaitLine, Waits
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import LimitResult, Row
+from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import counted, format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 SHOWN = 5  # most lines of waits that a text names
@@ -25,17 +25,6 @@ SHOWN = 5  # most lines of waits that a text names
 
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
     return (footprint.peak, *footprint.further_peaks)
-
-
-def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
-    """Return a footprint with those of further processes, each with its rows by key."""
-    peaks, kept = list(footprint.further_peaks), list(footprint.further_kept)
-    for rows in further:
-        row = rows.get(key)
-        if row is not None and row.footprint is not None and row.footprint.watched:
-            peaks.append(row.footprint.peak)
-            kept.append(row.footprint.kept)
-    return replace(footprint, further_peaks=tuple(peaks), further_kept=tuple(kept))
 
 
 def judge_footprint(

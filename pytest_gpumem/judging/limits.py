@@ -9,12 +9,14 @@ test; it holds where the factor exceeds the margin of a repetition (99 %), else 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_gpumem.judging.finding import Check, basis, check_of
-from pytest_gpumem.judging.spread import repetition_margin
-from pytest_gpumem.limits import BASE, LIMITS
+from pytest_gpumem.judging.finding import Check, basis, check_of, no_share_of_peak
+from pytest_gpumem.judging.reference import quantile
+from pytest_gpumem.limits import BASE, EXACT, LIMITS, STEPS
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records import FARTHEST
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement
@@ -31,32 +33,52 @@ from pytest_gpumem.units import (
     short_bytes,
 )
 
-L2_MULTIPLES = 4  # footprint over L2 from which on bytes must come from DRAM
+# The spread that unchanged code shows: a time in seconds and a share of the latency.
+BETWEEN_PROCESSES = (27.5e-9, 0.0004)
+"""Spread between processes; recorded on an H200, 2026-11-21 (docs/explanation/judging.md)."""
+BETWEEN_PLACEMENTS = (50e-9, 0.0017)
+"""Spread between placements; recorded at the same time."""
+BETWEEN_DAYS = (13.5e-9, 0.0004)
+"""Spread between days and between cards; recorded on H200s at the same time."""
+LAUNCH_OVERHEAD = 60e-9
+"""Spread of the launch overhead between processes, in seconds; recorded at the same time."""
+PRIOR = 6
+"""Degrees of freedom of an expected variance (d0 of Smyth 2004); recorded: 4 to 13."""
+REPETITION = 0.99
+"""Probability that a repetition in another session shows the same side of a limit; choice."""
 
 
-def no_share_of_peak(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    """Return why a share of the device's DRAM peak means nothing; None if it means something."""
-    if measurement.moved_bytes is None:
-        return "its traffic is unknown (give `moved=`)"
-    if measurement.moved_bytes.link:
-        return "its bytes cross the host link, not the memory bus"
-    if measurement.mode == "hot":
-        return "in hot mode L2 serves what it can"
-    if measurement.footprint is None:
-        return "its footprint is unknown"
-    if measurement.footprint < L2_MULTIPLES * facts.l2_bytes:
-        least = short_bytes(L2_MULTIPLES * facts.l2_bytes)
-        return f"its footprint is below {least}, {L2_MULTIPLES} x L2"
-    if not facts.dram_peak:
-        return "the peak is unknown (the driver reports no memory clock or no bus width)"
-    return None
+def share_of(spread: tuple[float, float], latency: float) -> float:
+    """Return a spread as a share of a latency in seconds, above 0."""
+    time, share = spread
+    return math.hypot(time / latency, share)
 
 
-def share_of_peak(measurement: Measurement, facts: DeviceFacts) -> float | None:
-    """Return bandwidth over the DRAM peak, or None where `no_share_of_peak` has a reason."""
-    if measurement.bandwidth is None or no_share_of_peak(measurement, facts) is not None:
-        return None
-    return measurement.bandwidth / facts.dram_peak
+def repetition_margin(measurement: Measurement) -> float:
+    """Return the log-ratio by which a repetition in another session may differ (99 %, one-sided).
+
+    The expected variance between placements is moderated by the measured variance (Smyth 2004,
+    "Linear models and empirical Bayes methods", eq. 3).
+    """
+    medians = measurement.counting
+    latency = statistics.fmean(medians)
+    logs = [math.log(median) for median in medians]
+    mean = math.fsum(logs) / len(logs)
+    squares = math.fsum((value - mean) ** 2 for value in logs)
+    freedom = len(logs) - 1
+    expected = share_of(BETWEEN_PLACEMENTS, latency)
+    placement = (PRIOR * expected**2 + squares) / (PRIOR + freedom)
+    if freedom > 1:
+        placement = max(placement, squares / freedom)
+    deviation = math.hypot(
+        share_of(BETWEEN_PROCESSES, latency),
+        math.sqrt(placement / len(logs)),
+        share_of(BETWEEN_DAYS, latency),
+    )
+    # The overhead is part of the latency, unless it is known and subtracted, or launches share it.
+    if measurement.overhead is None and measurement.sampler not in ("graph", "batched"):
+        deviation = math.hypot(deviation, LAUNCH_OVERHEAD / latency)
+    return min(quantile(REPETITION, PRIOR) * deviation, FARTHEST)
 
 
 def _beside(
@@ -167,9 +189,6 @@ COUNTS: Mapping[str, tuple[str, str]] = {
     "max_spill": ("spill", "of local memory of a thread"),
 }
 """Limits on exact counts of a launch: the field of `PageCounts` or `WhatRan`, and its word."""
-EXACT = tuple(COUNTS)
-STEPS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill")
-"""Limits on what a launch runs. They are exact, and hold on a GPU that others use too."""
 
 
 def exact_count(measurement: Measurement, name: str) -> int | str:
@@ -223,11 +242,6 @@ JUDGED = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
 
 def counts_steps(limits: Limits) -> bool:
     return any(getattr(limits, name) is not None for name in STEPS)
-
-
-def relative(limits: Limits) -> list[str]:
-    """Return the limits on exact counts that are "base"."""
-    return [name for name in EXACT if getattr(limits, name) == BASE]
 
 
 def absolute(

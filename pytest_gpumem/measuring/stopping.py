@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from pytest_gpumem.judging.spread import quantile
+from pytest_gpumem.judging.reference import quantile
 
 LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
 LEAST_SAMPLES = 3  # of a placement, where a launch is slow for the budget

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Launch, NotCounted, Stream, Undelivered
-from pytest_gpumem.judging.what_ran import merged_record
+from pytest_gpumem.judging.differences import merged_record
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer

@@ -13,7 +13,7 @@ from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, com
 from pytest_gpumem.baselines.store import untrusted
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import open_under_strict
-from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.finding import is_failure
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.plugin import entries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import with_accepted_counts
 from pytest_gpumem.baselines.history import times_of
-from pytest_gpumem.judging.differences import row_differences
-from pytest_gpumem.judging.finding import in_doubt, with_verdict
-from pytest_gpumem.judging.footprint import with_further
-from pytest_gpumem.judging.judge import failed_before, is_failure, merged
+from pytest_gpumem.judging.conditions import unreliable
+from pytest_gpumem.judging.differences import merged_record, row_differences
+from pytest_gpumem.judging.finding import failed_before, in_doubt, is_failure, with_verdict
 from pytest_gpumem.limits import AT_THE_END
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_memory import WatchedTest, limited
@@ -24,7 +23,9 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.measurement import Measurement, Repeat
 from pytest_gpumem.records.row import Difference, LimitResult, Row
+from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.output_formats import figures, properties
 from pytest_gpumem.settings import both_limits
@@ -242,3 +243,63 @@ def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
     waits = footprint.waits or Waits()
     not_read = waits.not_read is not None and watched.limits.max_waits is not None
     return bool(footprint.uses or watched.limited or unknown or waits.lines or not_read)
+
+
+# Several processes of a run
+
+
+def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
+    """Return a measurement with those of further processes, each with its rows by key.
+
+    A note names each process that does not count, with the reason.
+    """
+    alike, left_out = [measurement], list[str]()
+    for number, rows in enumerate(further, 2):
+        process = rows[key].measurement if key in rows else None
+        if process is None:
+            why = "it has no such row"
+        elif _way(process) != _way(measurement):
+            why = f"it measured {', '.join(_way(process))}"
+        else:
+            why = ", ".join(unreliable(process))
+        if process is not None and not why:
+            alike.append(process)
+        else:
+            left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
+    repeats = [Repeat(process.medians, process.overhead) for process in alike[1:]]
+    return replace(
+        measurement,
+        what_ran=_ran_in_all(alike) or measurement.what_ran,
+        further=tuple(repeats),
+        notes=(*measurement.notes, *left_out),
+    )
+
+
+def _way(measurement: Measurement) -> tuple[str, ...]:
+    return measurement.target, measurement.sampler, measurement.mode
+
+
+def _ran_in_all(processes: Sequence[Measurement]) -> WhatRan | None:
+    """Return what all processes ran; None if no process recorded it."""
+    records = []
+    for process in processes:
+        if process.what_ran is not None and process.what_ran.not_watched is None:
+            records.append(process.what_ran)
+    if not records:
+        return None
+    merged = merged_record(records)
+    if merged is not None:
+        return merged
+    why = "processes of the same run did not run the same"
+    return replace(records[0], not_watched=why)
+
+
+def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
+    """Return a footprint with those of further processes, each with its rows by key."""
+    peaks, kept = list(footprint.further_peaks), list(footprint.further_kept)
+    for rows in further:
+        row = rows.get(key)
+        if row is not None and row.footprint is not None and row.footprint.watched:
+            peaks.append(row.footprint.peak)
+            kept.append(row.footprint.kept)
+    return replace(footprint, further_peaks=tuple(peaks), further_kept=tuple(kept))

@@ -5,11 +5,14 @@ The text behind a field, or below it, describes it; the JSON Schema has the same
 a type hold when JSON is read and written, not when a record is made.
 """
 
+import math
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 LEAST_TIME, LONGEST_TIME = 1e-12, 1e9  # Seconds of a launch: ratios and squares stay finite
+FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1
+"""Log-ratio that no two times have; exponentials of larger ones overflow."""
 _LARGEST = 2**63 - 1
 
 Count = Annotated[int, Meta(ge=0, le=_LARGEST)]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from pytest_gpumem.judging.finding import basis, change, mark, window_text
+from pytest_gpumem.judging.finding import (
+    basis,
+    change,
+    mark,
+    no_share_of_peak,
+    share_of_peak,
+    window_text,
+)
 from pytest_gpumem.judging.footprint import waits_text
-from pytest_gpumem.judging.limits import no_share_of_peak, share_of_peak
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.judging.limits import share_of_peak
+from pytest_gpumem.judging.finding import share_of_peak
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.differences import shape
-from pytest_gpumem.judging.finding import change
-from pytest_gpumem.judging.limits import share_of_peak
-from pytest_gpumem.judging.regression import base_latency
+from pytest_gpumem.judging.finding import change, share_of_peak
+from pytest_gpumem.judging.reference import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement

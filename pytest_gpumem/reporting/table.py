@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pytest_gpumem.judging.finding import mark
+from pytest_gpumem.judging.finding import mark, no_share_of_peak
 from pytest_gpumem.judging.footprint import place_of
-from pytest_gpumem.judging.limits import no_share_of_peak
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts

@@ -18,13 +18,12 @@ from pytest_gpumem.baselines.acceptances import (
     AcceptedChange,
 )
 from pytest_gpumem.baselines.history import Baseline, PastRow, memory_of, times_of
+from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, looser_lines, lost
-from pytest_gpumem.judging.finding import with_verdict
+from pytest_gpumem.judging.finding import failing_in_themselves, relative, with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.judge import failing_in_themselves
-from pytest_gpumem.judging.limits import EXACT, relative
-from pytest_gpumem.judging.regression import against_reference
-from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
+from pytest_gpumem.judging.reference import against_reference
+from pytest_gpumem.limits import EXACT, LIMITS, OF_MEASUREMENT, PEAK, TIME
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
@@ -39,7 +38,6 @@ from pytest_gpumem.records.row import (
 )
 from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
 from pytest_gpumem.reporting.table import missing_lines
-from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
 from pytest_gpumem.units import counted, parse_bytes, parse_growth
 
 BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))

@@ -9,17 +9,17 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import covers
-from pytest_gpumem.judging.duet import LOOKS
-from pytest_gpumem.limits import of_the_test
+from pytest_gpumem.judging.duet import LOOKS, DuetRow
+from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row, selects
-from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
@@ -30,6 +30,32 @@ ATTEMPTS = 3
 DEFAULT_REGRESSION = "1%"  # allowed slow-down of a test without a limit
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head share: latencies under different ones are not comparable."""
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """The rows that a duet compares; all rows without an argument."""
+
+    tests: frozenset[str] | None = None  # node ids, as on pytest's command line
+    limits: Mapping[str, Limits] | None = None  # by row key, those to judge, of no other row
+    old_names: Mapping[str, str] = field(default_factory=dict)
+    """Of renamed tests: what they are called in base, by their names in head."""
+
+    def missing(self, rows: Mapping[str, Row]) -> list[str]:
+        """Return the requested names that select none of these rows."""
+        if self.limits is not None:
+            return sorted(set(self.limits).difference(rows))
+        missing = []
+        for name in sorted(self.tests or ()):
+            if not any(selects(name, row.nodeid) for row in rows.values()):
+                missing.append(name)
+        return missing
+
+    def selects(self, row: Row) -> bool:
+        """True if a duet compares a row; one of memory alone only by `limits`."""
+        if self.limits is not None:
+            return row.key in self.limits
+        return row.measurement is not None or row.footprint is None
 
 
 def order_of(number: int) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.expectations import (
     LooserLimit,
     Selection,
@@ -42,8 +43,7 @@ from pytest_gpumem.runs.decisions import (
     with_creep,
     with_duets,
 )
-from pytest_gpumem.runs.duet import Duet, under_other_name
-from pytest_gpumem.runs.pairs import DuetRow, RowFilter
+from pytest_gpumem.runs.duet import Duet, RowFilter, under_other_name
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, pytest_command, running
 from pytest_gpumem.runs.worktree import Side, revision_side, working_tree
 from pytest_gpumem.settings import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.judging.what_ran import merged_record, ran_the_same
+from pytest_gpumem.judging.differences import merged_record, ran_the_same
 from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.records.what_ran import WhatRan
 

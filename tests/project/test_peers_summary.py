@@ -13,7 +13,7 @@ import peers_summary
 import pytest
 from peers_summary import CORRECTED, NVBENCH, OURS
 
-from pytest_gpumem.judging import spread
+from pytest_gpumem.judging import limits
 
 RECORDS = Path(__file__).parents[2] / "ci" / "records"
 
@@ -97,11 +97,11 @@ def test_the_spreads_that_judging_expects_are_those_of_both_cards() -> None:
         for mib in (2, 32, 256):
             row, parts = rows[OURS + CORRECTED, mib], of_sizes[mib]
             assert row.spread is not None, gpu
-            placements = spread.share_of(spread.BETWEEN_PLACEMENTS, row.mean)
+            placements = limits.share_of(limits.BETWEEN_PLACEMENTS, row.mean)
             assert 0.5 < parts["between_placements"] / placements < 2, mib
             expected = math.hypot(
-                spread.share_of(spread.BETWEEN_PROCESSES, row.mean),
+                limits.share_of(limits.BETWEEN_PROCESSES, row.mean),
                 placements / math.sqrt(parts["placements"]),
             )
             assert 0.45 < row.spread.value / expected < 2, mib
-            assert parts["overhead"] * row.mean < 2 * spread.LAUNCH_OVERHEAD, mib
+            assert parts["overhead"] * row.mean < 2 * limits.LAUNCH_OVERHEAD, mib

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.finding import is_failure
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 from verdicts_alone import judge, on_days
 
-from pytest_gpumem.judging.regression import (
+from pytest_gpumem.judging.limits import repetition_margin
+from pytest_gpumem.judging.reference import (
     against_reference,
     base_latency,
     corrected_logs,
     same_code,
 )
-from pytest_gpumem.judging.spread import repetition_margin
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.judging.what_ran import masked, merged_record, ran_the_same
+from pytest_gpumem.judging.differences import masked, merged_record, ran_the_same
 from pytest_gpumem.records.what_ran import PATTERN, Step, WhatRan, argument_text, what_ran
 
 BLOCKS = st.integers(1, 40).flatmap(

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
 from pytest_gpumem.baselines.history import Baseline, PastRow, SavedRun
-from pytest_gpumem.judging.duet import Pairs
+from pytest_gpumem.judging.duet import DuetRow, Pairs
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, looser_lines, lost
+from pytest_gpumem.limits import PEAK, TIME
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
@@ -33,7 +34,6 @@ from pytest_gpumem.runs.decisions import (
     with_creep,
     with_duets,
 )
-from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
 
 BASE = Selection({}, (), tuple(f"t.py::{name}" for name in "abcdef"))
 NONE = Acceptances()

@@ -8,13 +8,14 @@ import pytest
 from measurements import measurement
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.duet import DuetRow
+from pytest_gpumem.limits import PEAK, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import MovedBytes, Window
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.runs.duet import order_of
-from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow, RowFilter
+from pytest_gpumem.runs.duet import RowFilter, order_of
 from pytest_gpumem.runs.processes import BASE, HEAD
 
 UNJUDGED = Verdict(Outcome.MEASURED, "no limit")
