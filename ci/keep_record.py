@@ -1,7 +1,7 @@
 """Keep what tables are drawn from: the summary of a run, without samples.
 
     python ci/keep_record.py RESULTS.json ci/records/nvidia-h200/suite.json
-    python ci/keep_record.py --tests test_l2_ RESULTS.json ci/records/nvidia-h100/l2.json    # only tests with this in their names
+    python ci/keep_record.py --tests test_l2_ RESULTS.json ci/records/nvidia-h200/l2.json    # only tests with this in their names
     python ci/keep_record.py PEERS.json ci/records/nvidia-h200/peers_nvbench.json
 
 Of a run's pytest-benchmark JSON: device, revision, date, and of each row the figures, the verdict, and the median of each placement. Of a

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,9 +44,6 @@ WAYS = {
 CUPY_REPEATS = 100
 TORCH_SECONDS = 0.1
 """Least time of `torch.utils.benchmark`'s blocks together, as `do_bench`'s; its default is 0.2 s."""
-STREAM = ("copy", "mul", "stream_add", "triad", "dot")
-"""This project's kernels with the arithmetic of BabelStream's five, in its order."""
-BABELSTREAM_SECONDS = 60.0
 NVBENCH_BATCH_SECONDS = 0.1
 """GPU time of nvbench's batched pass in place of its 0.5 s. The cold pass, which is compared, keeps all of nvbench's defaults."""
 
@@ -243,77 +239,11 @@ def cupy(bench: TriadBench, mib: list[int]) -> list[Case]:
     return cases
 
 
-def stream(bench: TriadBench, mib: list[int]) -> list[Case]:
-    """This project's STREAM kernels on doubles, as a test measures them by default."""
-    plan, cases = WAYS["clean-cold"], list[Case]()
-    for size in mib:
-        with bench.arrays(size * MiB, "f8") as (a, b, c), bench.sums(a) as sums:
-            arguments = {
-                "copy": (c, a),
-                "mul": (b, c, SCALAR),
-                "stream_add": (c, a, b),
-                "triad": (a, b, c, SCALAR),
-                "dot": (a, b, sums),
-            }
-            for name in STREAM:
-                bench.measure(
-                    arguments[name], dataclasses.replace(plan, budget=TINY_PLAN_SECONDS), name
-                )
-                case = _case(bench, f"gpumem {name}", size)
-                measurement, wall = bench.measure(arguments[name], plan, name)
-                case.update(
-                    value=measurement.latency,
-                    wall=wall,
-                    samples=len(measurement.samples),
-                )
-                cases.append(_ended(bench, case))
-    return cases
-
-
-def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> list[Case]:
-    """BabelStream's own program on doubles: the average by the host's clock, launch and synchronisation included.
-
-    Raises:
-        RuntimeError: it fails, or its result is wrong.
-    """
-    cases = []
-    for size in mib:
-        before, begun = bench.conditions(), time.perf_counter()
-        command = [executable, "--csv", "--device", str(bench.index), "-s", str(size * MiB // 8)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=BABELSTREAM_SECONDS, check=False
-        )
-        wall = time.perf_counter() - begun
-        if done.returncode or "failed" in done.stderr.lower():
-            raise RuntimeError(f"{executable} ended with {done.returncode}: {done.stderr[-500:]}")
-        for row in babelstream_rows(done.stdout):
-            case = {"way": f"BabelStream {row[0].lower()}", "mib": size, "value": float(row[-1])}
-            case |= {"samples": int(row[1]) - 1, "wall": wall / len(STREAM)}
-            cases.append({**case, "before": before, "after": bench.conditions()})
-    return cases
-
-
-def babelstream_rows(printed: str) -> list[list[str]]:
-    """The rows of BabelStream's CSV: name, repeats, elements, bytes of one, MB/s, and seconds at least, at most and on average.
-
-    Raises:
-        RuntimeError: they are not those of its five kernels.
-    """
-    lines = printed.splitlines()
-    head = next((i for i, line in enumerate(lines) if line.startswith("function,")), len(lines))
-    found = [line.split(",") for line in lines[head + 1 :]]
-    if [row[0] for row in found] != ["Copy", "Mul", "Add", "Triad", "Dot"]:
-        raise RuntimeError(f"BabelStream printed no rows of its five kernels: {printed[-500:]}")
-    return found
-
-
 PEERS: dict[str, Callable[..., list[Case]]] = {
     "gpumem": gpumem,
     "nvbench": nvbench,
     "triton": triton,
     "cupy": cupy,
-    "stream": stream,
-    "babelstream": babelstream,
 }
 
 
@@ -342,8 +272,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
     bench = TriadBench(choose(job["device"]), index=cuda_index(job["device"]))
-    options = {"executable": job["executable"]} if job["peer"] == "babelstream" else {}
-    cases = PEERS[job["peer"]](bench, job["mib"], **options)
+    cases = PEERS[job["peer"]](bench, job["mib"])
     bench.close()
     answers.write(json.dumps({"cases": cases}) + "\n")
     answers.flush()

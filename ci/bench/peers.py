@@ -1,14 +1,10 @@
 """Measure one triad side by side: this project, nvbench (cuda-bench), Triton, PyTorch and CuPy, each in fresh processes.
 
     python ci/bench/peers.py --processes 12 --json peers.json --seconds 560
-    python ci/bench/peers.py --processes 4 --json stream.json --babelstream ./cuda-stream --peers stream,babelstream --sizes 1024
     python ci/keep_record.py peers.json ci/records/nvidia-h200/peers_nvbench.json
 
 a = b + 3 c in float32, on arrays of the given sizes, by the same compiled kernel. A round runs every peer once, in an order drawn anew,
 each in a process of its own with the GPU to itself and the same allocations.
-
-The peers "stream" and "babelstream" are copy, mul, add, triad and dot on doubles, by this project and by BabelStream's own program. It is
-built of github.com/UoB-HPC/BabelStream, v5.0, in `src`: `nvcc -O3 -std=c++17 -arch=sm_90 -DCUDA -I. -Icuda main.cpp cuda/CUDAStream.cu`.
 
 The record is written after every round and holds whole rounds only; where FILE holds a record of the same card, code and versions, the
 rounds are added to it. Exits with 1 if a worker failed; its error is in the record.
@@ -99,10 +95,7 @@ def main() -> int:
     parser.add_argument(
         "--peers",
         default=",".join(PEERS),
-        help=f"of these and stream,babelstream (default {','.join(PEERS)})",
-    )
-    parser.add_argument(
-        "--babelstream", metavar="FILE", help="BabelStream's program, for the peer babelstream"
+        help=f"of these (default {','.join(PEERS)})",
     )
     parser.add_argument(
         "--seconds",
@@ -113,12 +106,10 @@ def main() -> int:
     chosen = parser.parse_args()
     peers = chosen.peers.split(",")
     facts = chosen_device(parser, chosen.device).facts
-    if wrong := {*peers} - {*PEERS, "stream", "babelstream"}:
+    if wrong := {*peers} - {*PEERS}:
         parser.error(f"--peers: there is no {', '.join(sorted(wrong))}")
-    if facts.simulated and not {"gpumem", "stream"}.issuperset(peers):
-        parser.error(f"--device {chosen.device}: there are --peers gpumem,stream only")
-    if "babelstream" in peers and not Path(chosen.babelstream or "").is_file():
-        parser.error("--peers babelstream needs --babelstream FILE, its program")
+    if facts.simulated and peers != ["gpumem"]:
+        parser.error(f"--device {chosen.device}: there is --peers gpumem only")
     record = {**new_record(facts), "card": facts.uuid}
     if chosen.json is not None and chosen.json.exists():
         held = json.loads(chosen.json.read_text())
@@ -129,7 +120,6 @@ def main() -> int:
     common = {
         "device": chosen.device,
         "mib": [int(size) for size in chosen.sizes.split(",")],
-        "executable": chosen.babelstream and str(Path(chosen.babelstream).resolve()),
     }
     first = 1 + max((run["round"] for run in record["runs"]), default=0)
     begun, longest = time.monotonic(), 0.0

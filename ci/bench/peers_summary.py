@@ -25,14 +25,6 @@ DIRTY_LIMITS = {256: 0.015, 32: 0.015}
 """Difference of the dirty-cold mean from nvbench's cold mean."""
 HOT_LIMITS = dict.fromkeys(COST_LIMITS, 0.01)
 """Difference of the hot mean from do_bench_cudagraph's."""
-STREAM = {"copy": "copy", "mul": "mul", "stream_add": "add", "triad": "triad", "dot": "dot"}
-"""BabelStream's kernels, by this project's."""
-STREAM_WAYS = tuple(
-    way for ours, theirs in STREAM.items() for way in (f"gpumem {ours}", f"BabelStream {theirs}")
-)
-STREAM_LIMIT = 0.0
-"""Difference of our clean-cold mean from BabelStream's average, which has the host's launch and wait in it: ours is to be no slower."""
-
 Values = Sequence[float]
 
 
@@ -206,7 +198,6 @@ WAYS = (
     CUDAGRAPH,
     "torch Timer",
     "nvbench batch",
-    *STREAM_WAYS,
 )
 """Order of a table: what is compared stands together."""
 
@@ -267,11 +258,6 @@ def lines(record: dict[str, Any]) -> list[Line]:
         for mib, limit in limits.items():
             difference = mean_difference(values(way, mib), values(other, mib))
             found.append(_line(claim, mib, limit, difference, "Welch", both_ways=True))
-    for mib in {case["mib"] for case in cases(record, "BabelStream copy")}:
-        for ours, theirs in STREAM.items():
-            ways = (values(f"gpumem {ours}", mib), values(f"BabelStream {theirs}", mib))
-            claim = f"{ours} less BabelStream's average of {theirs}"
-            found.append(_line(claim, mib, STREAM_LIMIT, mean_difference(*ways), "Welch"))
     return found
 
 

@@ -11,7 +11,6 @@ from msgspec import structs
 
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.kernels import sources
-from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.case import target_of
 from pytest_gpumem.measuring.harness import Harness
@@ -41,36 +40,24 @@ class TriadBench:
         self.index = index
         self.device = chosen.open()
         self.arena = Arena(self.device, seed=0)
-        self._kernels = Kernels(self.device)
-        self.triad = self._kernels.triad
+        self.triad = Kernels(self.device).triad
         self._harness = Harness(self.device, Ranges(), profiled=False)
 
     @contextmanager
-    def arrays(self, nbytes: int, dtype: str = "f4") -> Iterator[tuple[Buffer, Buffer, Buffer]]:
+    def arrays(self, nbytes: int) -> Iterator[tuple[Buffer, Buffer, Buffer]]:
         """a, b and c, allocated in this order with `cudaMalloc` and freed at the end, for every peer alike."""
-        made = tuple(self.arena.buffer(nbytes, dtype) for _ in range(3))
+        made = tuple(self.arena.buffer(nbytes, "f4") for _ in range(3))
         try:
             yield made[0], made[1], made[2]
         finally:
             for buffer in made:
                 self.arena.release(buffer.allocation)
 
-    @contextmanager
-    def sums(self, array: Buffer) -> Iterator[Buffer]:
-        """The partial sums of `dot` over an array."""
-        made = self.arena.buffer((array.nbytes // tile_bytes("dot"),), "f8")
-        try:
-            yield made
-        finally:
-            self.arena.release(made.allocation)
-
-    def measure(
-        self, arguments: tuple[Any, ...], plan: Plan, kernel: str = "triad"
-    ) -> tuple[Measurement, float]:
-        """Measure a kernel by this project, as a test does; and the seconds of wall time that it took."""
+    def measure(self, arguments: tuple[Any, ...], plan: Plan) -> tuple[Measurement, float]:
+        """Measure the triad by this project, as a test does; and the seconds of wall time that it took."""
         begun = time.perf_counter()
-        target = target_of(getattr(self._kernels, kernel), arguments, {}, arena=self.arena)
-        measurement = measure(self._harness, target, plan, arena=self.arena, label="", name=kernel)
+        target = target_of(self.triad, arguments, {}, arena=self.arena)
+        measurement = measure(self._harness, target, plan, arena=self.arena, label="", name="triad")
         return measurement, time.perf_counter() - begun
 
     def launcher(self, arrays: tuple[Buffer, Buffer, Buffer]) -> Callable[[int], None]:

@@ -68,37 +68,6 @@ def test_the_whole_script_on_the_simulated_device(
     assert capsys.readouterr().out.count("SIMULATED") == 2
 
 
-BABELSTREAM = """Using CUDA device NVIDIA H200
-phase,n_elements,sizeof,max_mbytes_per_sec,runtime
-Init,134217728,8,1.2e+06,0.0026
-Read,134217728,8,2.1e+03,1.5
-function,num_times,n_elements,sizeof,max_mbytes_per_sec,min_runtime,max_runtime,avg_runtime
-Copy,100,134217728,8,4.0e+06,0.000533,0.000551,0.000536
-Mul,100,134217728,8,4.0e+06,0.000536,0.000551,0.000539
-Add,100,134217728,8,4.3e+06,0.000741,0.000758,0.000744
-Triad,100,134217728,8,4.3e+06,0.000740,0.000758,0.000743
-Dot,100,134217728,8,4.3e+06,0.000495,0.000511,0.000499
-"""
-
-
-def program(folder: Path, printed: str, code: int = 0) -> str:
-    """A program that prints as BabelStream does."""
-    file = folder / "cuda-stream"
-    file.write_text(
-        f"#!{sys.executable}\nimport sys\nprint({printed!r}, end='')\nsys.exit({code})\n"
-    )
-    file.chmod(0o755)
-    return str(file)
-
-
-def test_babelstreams_averages_become_cases(bench: TriadBench, tmp_path: Path) -> None:
-    cases = peer_workers.babelstream(bench, [1024], executable=program(tmp_path, BABELSTREAM))
-    assert [(case["way"], case["value"], case["samples"]) for case in cases][::4] == [
-        ("BabelStream copy", 0.000536, 99),
-        ("BabelStream dot", 0.000499, 99),
-    ]
-
-
 # Workers
 
 
