@@ -22,6 +22,7 @@ NEEDS_GPU = (
     "test_cupy_callable",
     "test_cupys_pool_beats_cudamalloc",
     "test_discarded_content_is_not_copied",
+    "test_lines_that_a_flush_wrote_cost_the_next_kernel",
     "test_locking_pages_costs_more_than_a_copy_saves",
     "test_lookup_table_stays_in_l2",
     "test_lookup_table_stays_in_l2_of_a_busy_gpu",

@@ -342,13 +342,14 @@ def test_a_table_in_shared_memory(
 ):
     """Persistent cache or shared memory? Where the table fits a block, on-chip memory answers no later than L2.
 
-    Tables have an odd number of elements, so that every thread goes through all of one. A grid that saturates memory is measured too.
+    Tables have an odd number of elements, so that every thread goes through all of one. A grid that saturates memory is measured too. The
+    largest table of an H100 or an H200 does not stay in L1 beside the stream: in shared memory it takes 0.73 of the time.
     """
     most = gpu_device.facts.max_shared_bytes_per_block
     if most is None:
         pytest.skip("the driver does not say how much shared memory a block can have")
     out = device_buffer(swept_bytes, "i4")
-    for nbytes in (48 * 1024, most):
+    for nbytes, share in ((48 * 1024, 1.25), (most, 0.9 if most > 200 * 1024 else 1.25)):
         table, size = device_buffer((nbytes // 4 - 1,), "i4"), f"{nbytes / 1024:g} KiB"
         for grid in (LEAN_GRID, None):
             on_l2, shared = (
@@ -362,4 +363,4 @@ def test_a_table_in_shared_memory(
                 )
             in_shared = gpu_benchmark(shared, out, table, label=f"{size}, {blocks}, shared memory")
             if grid is not None:
-                assert in_shared.latency < 1.25 * persisting.latency, size
+                assert in_shared.latency < share * persisting.latency, size

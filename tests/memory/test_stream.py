@@ -58,3 +58,15 @@ def test_dot(gpu_benchmark, gpu_kernels, device_buffer, streamed_bytes):
     a, b = device_buffer(streamed_bytes, "f4"), device_buffer(streamed_bytes, "f4")
     sums = device_buffer((streamed_bytes // tile_bytes("dot"),), "f4")
     gpu_benchmark(gpu_kernels.dot, a, b, sums)
+
+
+def test_lines_that_a_flush_wrote_cost_the_next_kernel(
+    gpu_benchmark, gpu_kernels, device_buffer, of_l2
+):
+    """Dirty lines are written back when a kernel evicts them: a quarter of its time on an H100, a sixth on an H200."""
+    arrays = [device_buffer(of_l2(0.5), "f4") for _ in range(3)]
+    clean, dirty = (
+        gpu_benchmark(gpu_kernels.triad, *arrays, 3.0, mode=mode, label=mode).latency
+        for mode in ("clean-cold", "dirty-cold")
+    )
+    assert dirty > 1.05 * clean
