@@ -186,11 +186,11 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.store import Store
     from pytest_gpumem.baselines.verdicts import judged, screened
     from pytest_gpumem.devices.opening import choose
+    from pytest_gpumem.files import load_results
     from pytest_gpumem.outcomes import UserError
     from pytest_gpumem.reporting.conclusion import Run
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.table import table
-    from pytest_gpumem.result_files import load_results
 
     facts = choose("sim").facts
     folder = path.parent / "baseline" / facts.key / "gpumem"
@@ -216,9 +216,9 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.acceptances import Acceptances, Figure, read
+    from pytest_gpumem.files import load_results
     from pytest_gpumem.limits import LIMITS
     from pytest_gpumem.records.schema import FileError
-    from pytest_gpumem.result_files import load_results
 
     run = load_results(seeds / "results.json").document
     try:

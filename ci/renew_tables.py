@@ -44,8 +44,9 @@ from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
-from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.table import counts_text, table
+from pytest_gpumem.reporting.conclusion import counts_text
+from pytest_gpumem.reporting.table import table
+from pytest_gpumem.reporting.terminal import wrapped
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100

@@ -28,7 +28,7 @@ WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 # Variables that a command or a run sets for its processes. Their names start with _GPUMEM: another
 # version of the plugin, which BASE may have, refuses unknown variables that start with GPUMEM.
 FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"  # set in the further processes of a run
-SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # see `switch_off`
+SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # see `runs.processes.switch_off`
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: changes count that the change accepts
 BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: file into which a session writes the tests it selects
@@ -88,12 +88,6 @@ class Settings(NamedTuple):
         plain = self._asdict()
         del plain["origins"], plain["limits"]
         return plain | dict(self.limits)
-
-
-def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return variables for a pytest in which some options have their defaults in any case."""
-    off = sorted({*switched_off(environment), *names})
-    return {**environment, SWITCHED_OFF: ",".join(off)}
 
 
 def switched_off(environment: Mapping[str, str]) -> frozenset[str]:

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import record_parser, write_record
 
+from pytest_gpumem.files import load_results
 from pytest_gpumem.judging.finding import no_share_of_peak
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.nsight.ncu import ProfiledKernel, count_launches
@@ -31,7 +32,6 @@ from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, device_to_json
-from pytest_gpumem.result_files import load_results
 from pytest_gpumem.runs import processes
 from pytest_gpumem.units import MB
 

@@ -29,7 +29,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec.structs import replace
 
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import content, parsed, write_whole
 from pytest_gpumem.judging.finding import relative
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import exact_count
@@ -38,7 +38,6 @@ from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row, key_of, selects
 from pytest_gpumem.records.schema import FileError, from_plain
-from pytest_gpumem.result_files import content, parsed
 from pytest_gpumem.revisions import files_at
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_margin, parse_share
 

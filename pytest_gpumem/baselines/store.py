@@ -32,14 +32,13 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline, SavedRow, SavedRun, assemble
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import content, parsed, write_whole
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import FileError, check_schema, converted
-from pytest_gpumem.result_files import content, parsed
 from pytest_gpumem.revisions import Ancestry
 from pytest_gpumem.units import QuantityError
 

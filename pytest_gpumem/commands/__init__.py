@@ -17,8 +17,7 @@ import click
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.outcomes import EXIT_CODES, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.terminal import columns, wants_colour
+from pytest_gpumem.reporting.terminal import columns, wants_colour, wrapped
 from pytest_gpumem.units import QuantityError, parse_margin
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

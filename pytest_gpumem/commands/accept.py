@@ -22,12 +22,12 @@ from pytest_gpumem.baselines.acceptances import (
 )
 from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.gate import FOLDER, RESULTS
+from pytest_gpumem.files import ResultFile, load_results
 from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Omission, Row, selects
-from pytest_gpumem.result_files import ResultFile, load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
 from pytest_gpumem.units import did_you_mean
 

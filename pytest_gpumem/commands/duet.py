@@ -29,6 +29,7 @@ from pytest_gpumem.commands import (
     write,
     write_json,
 )
+from pytest_gpumem.files import load_results
 from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.finding import change
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
@@ -36,11 +37,9 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
-from pytest_gpumem.reporting.columns import table_of_tests, wrapped
 from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.row import describe
-from pytest_gpumem.reporting.table import STYLES
-from pytest_gpumem.result_files import load_results
+from pytest_gpumem.reporting.terminal import STYLES, table_of_tests, wrapped
 from pytest_gpumem.runs.duet import Duet, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, two_sides

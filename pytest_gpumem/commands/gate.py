@@ -45,13 +45,13 @@ from pytest_gpumem.reporting.conclusion import (
     Run,
     advice,
     conclusion_lines,
+    counts_text,
     failing_rows,
     renamed,
 )
 from pytest_gpumem.reporting.details import name_and_driver
-from pytest_gpumem.reporting.github import summarise, workflow_commands
-from pytest_gpumem.reporting.output_formats import figures
-from pytest_gpumem.reporting.table import counts_text
+from pytest_gpumem.reporting.markdown import summarise, workflow_commands
+from pytest_gpumem.reporting.row import figures
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, RowFilter, rounded_duration
 from pytest_gpumem.runs.gate import Gate

@@ -9,11 +9,11 @@ from types import MappingProxyType
 import click
 
 from pytest_gpumem.commands import examples, file_option, write_named
+from pytest_gpumem.files import load_results
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.output_formats import as_csv, as_json
-from pytest_gpumem.result_files import load_results
 
 FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "json": as_json})
 """By the name of an option: the text of its file."""

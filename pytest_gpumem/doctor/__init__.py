@@ -24,8 +24,7 @@ from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
-from pytest_gpumem.reporting.columns import hanging, wrapped
-from pytest_gpumem.reporting.terminal import device_text
+from pytest_gpumem.reporting.terminal import device_text, hanging, wrapped
 from pytest_gpumem.units import QuantityError, short_bytes
 
 SCHEMA = 3  # of the JSON's layout

@@ -74,7 +74,7 @@ class Selection(Record, frozen=True):
     failures: dict[str, str] = field(default_factory=dict)
     """By node id of what failed in it: the first line of why."""
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By node id of a reported test: its file, as `reporting.github` names it, and its line."""
+    """By node id of a reported test: its file, as `reporting.markdown` names it, and its line."""
     unrun: tuple[str, ...] = ()  # Node ids of the failures that an earlier test kept from running
 
     def has(self, nodeid: str) -> bool:

@@ -20,12 +20,11 @@ from typing import Any, TypeGuard
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import revision_of, write_whole
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.records.row import HOST
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`
 
@@ -217,7 +216,7 @@ class BenchmarkFiles:
             # Since then the row may have been judged again.
             row = by_name.get((gpumem["range"], gpumem.get("label", "")))
             if row is not None:
-                from pytest_gpumem.reporting.output_formats import figures
+                from pytest_gpumem.reporting.row import figures
 
                 gpumem.update(figures(row, session.facts))
         output_json["gpumem"] = document(

@@ -161,7 +161,7 @@ class ExpectationFeature(Feature):
         """Write what this session selects, also for other runners, if a gate wants it."""
         if self._writes is None:
             return
-        from pytest_gpumem.reporting.github import places_of
+        from pytest_gpumem.reporting.markdown import places_of
 
         tests, others, plugins = {}, [], set()
         for nodeid, test in self._tests.items():

@@ -23,8 +23,7 @@ from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.ranges import phase
-from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.terminal import columns, header
+from pytest_gpumem.reporting.terminal import columns, header, wrapped
 from pytest_gpumem.revisions import trouble
 from pytest_gpumem.units import comparison_text, counted
 

@@ -27,9 +27,10 @@ from pytest_gpumem.reporting.conclusion import (
     advice,
     conclusion_lines,
     failing_text,
+    missing_lines,
 )
 from pytest_gpumem.reporting.row import worst_first
-from pytest_gpumem.reporting.table import missing_lines, profiled_lines
+from pytest_gpumem.reporting.table import profiled_lines
 from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.revisions import DIRTY
 from pytest_gpumem.units import counted, format_time
@@ -48,9 +49,9 @@ def write(gpu: GpuSession, report: Path | None, *, complete: bool) -> bool:
     if report is not None and not _write_report(gpu, report):
         written = False
     if os.environ.get("GITHUB_STEP_SUMMARY") and gpu.announces:
-        from pytest_gpumem.reporting import github, markdown
+        from pytest_gpumem.reporting import markdown
 
-        failed = github.summarise(markdown.page(_run(gpu)), os.environ)
+        failed = markdown.summarise(markdown.page(_run(gpu)), os.environ)
         if failed is not None:
             gpu.remark(failed)
     return written
@@ -120,11 +121,11 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     for line in lines:  # pytest escapes all of a text that the output cannot encode
         writer.write_line(printable(line) if "\x1b" not in line else line)
     if os.environ.get("GITHUB_ACTIONS") == "true" and gpu.announces:
-        from pytest_gpumem.reporting import github
+        from pytest_gpumem.reporting import markdown
 
-        places = github.places_of(gpu.config.rootpath, gpu.rows.places)
+        places = markdown.places_of(gpu.config.rootpath, gpu.rows.places)
         writer.ensure_newline()
-        for line in github.workflow_commands(gpu.rows, places):
+        for line in markdown.workflow_commands(gpu.rows, places):
             writer.write_line(line)
 
 

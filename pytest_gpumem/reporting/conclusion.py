@@ -4,7 +4,8 @@ terminal's output, `summary.md` and the page."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.expectations import possibly_intended
@@ -12,17 +13,28 @@ from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Omission, Past, Row, function_of
-from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.records.row import (
+    ACCEPTED,
+    LOST,
+    NOT_RUN,
+    ROW,
+    TEST,
+    UNDECIDED,
+    Omission,
+    Past,
+    Row,
+    function_of,
+)
 from pytest_gpumem.reporting.row import (
     broken_limits,
     verdict_text,
     why_lines,
     worst_first,
 )
-from pytest_gpumem.reporting.table import remedies
+from pytest_gpumem.reporting.terminal import wrapped
 from pytest_gpumem.units import counted
 
+LISTED = 20  # lost measurements that are listed; the results have all
 EXPLAINED = 5  # rows that a conclusion names, with what differs
 COLOURS: Mapping[int, str] = {
     Exit.FINE: "green",
@@ -182,3 +194,89 @@ def run_lines(run: Run, width: int) -> list[str]:
     if run.conclusion is None or not run.conclusion.remarks:
         lines += remedies(run.rows, store=run.conclusion is None)
     return printable([*lines, *advice])
+
+
+# Rows without a verdict, counts, and what was not judged
+
+
+def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
+    """A sentence for each reason that leaves rows without a verdict. It says what decides them.
+    `store`: name the command that stores NEW rows."""
+    groups: dict[tuple[Outcome, Code | None, str], list[Row]] = {}
+    for row in rows:
+        outcome = row.verdict.outcome
+        if outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW) and not row.test_error:
+            # The reason of a NEW row has no figures: rows share it.
+            reason = row.verdict.reason if outcome is Outcome.NEW else ""
+            groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
+    sentences = []
+    for outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW):
+        of_outcome = [those for key, those in groups.items() if key[0] is outcome]
+        for those in of_outcome:
+            which = those[0].key
+            if len(those) > 1:
+                which = f"{counted(len(those), 'row')}, such as {which}"
+            sentences.append(f"{outcome.word} {which}: {those[0].verdict.reason}")
+        if outcome is Outcome.NEW and store and of_outcome:
+            sentences[-1] += (
+                "; to store this state: pytest --gpumem --gpumem-save --gpumem-processes 3"
+            )
+    return sentences
+
+
+def counts_text(rows: Sequence[Row]) -> str:
+    """Such as "9 rows (simulated): 1 FAIL, 2 PASS; 1 test failed without a measurement"."""
+    counts: Counter[Outcome] = Counter()
+    by_error, nothing, simulated = set[str](), set[str](), False
+    for row in rows:
+        simulated = simulated or row.verdict.simulated
+        if not row.measured_something:
+            nothing.add(row.nodeid)
+            continue
+        counts[row.verdict.outcome] += 1
+        if row.test_error:
+            by_error.add(row.nodeid)
+    outcomes = []
+    for outcome in sorted(counts, key=lambda outcome: outcome.rank):
+        outcomes.append(f"{counts[outcome]} {outcome.word}")
+    parts = [f"{counted(counts.total(), 'row')}{mark(simulated)}"]
+    if outcomes:
+        parts[0] += f": {', '.join(outcomes)}"
+    if by_error:
+        parts.append(f"{counted(len(by_error), 'test')} failed by an assertion or an error")
+    if nothing:
+        parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
+    return "; ".join(parts)
+
+
+def missing_lines(missing: Sequence[Omission]) -> list[str]:
+    names = {LOST: "lost", ACCEPTED: "accepted", UNDECIDED: "not judged"}
+    things = {ROW: "measurement of the baseline", TEST: "test"}
+    crashed: dict[str, set[str]] = defaultdict(set)
+    not_run: dict[str, Counter[str]] = defaultdict(Counter)
+    listed: dict[str, list[str]] = defaultdict(list)
+    for omission in missing:
+        reason, lost = omission.reason, omission.status == LOST
+        if omission.status == NOT_RUN:
+            not_run[things.get(omission.what, "limit")][reason] += 1
+        elif lost and omission.how == "not reached":
+            crashed["not reached, because the session ended before"].add(omission.nodeid)
+        elif lost and omission.how == "did not run":
+            crashed[f"did not run because {reason}"].add(omission.nodeid)
+        else:
+            name = names[omission.status]
+            limit = "" if omission.what in things else f", {omission.what}"
+            listed[name].append(f"{name}: {omission.key}{limit}: {reason}")
+    lines = []
+    for why, tests in crashed.items():
+        count = counted(len(tests), "test")
+        lines.append(f"lost: {count} {why}; --gpumem-isolate runs them all the same")
+    for name, entries in listed.items():
+        lines += entries[:LISTED]
+        if len(entries) > LISTED:
+            lines.append(f"{name}: {len(entries) - LISTED} further")
+    for thing, reasons in not_run.items():
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        what, _, of = thing.partition(" ")
+        lines.append(f"not run: {counted(reasons.total(), what)} {of}".rstrip() + f" ({counts})")
+    return lines

@@ -20,9 +20,8 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines
-from pytest_gpumem.reporting.terminal import columns
+from pytest_gpumem.reporting.terminal import columns, hanging, wrapped
 from pytest_gpumem.units import counted, format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes

@@ -1,17 +1,31 @@
-"""A run as Markdown for a pull request's comment or a job's summary. Names of tests cannot break
-out of it."""
+"""A run as Markdown for a pull request's comment or a job's summary, and GitHub's annotations.
+
+Names of tests cannot break out of it.
+"""
 
 from __future__ import annotations
 
 import html
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from pytest_gpumem.files import append_whole
 from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.conclusion import Run, run_lines
-from pytest_gpumem.reporting.row import FINE, RowView, attention, headings_of, views, worst_first
-from pytest_gpumem.reporting.table import counts_text
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.conclusion import Run, counts_text, row_lines, run_lines
+from pytest_gpumem.reporting.row import (
+    FAILING,
+    FINE,
+    RowView,
+    attention,
+    headings_of,
+    verdict_text,
+    views,
+    worst_first,
+)
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import counted
 
@@ -19,6 +33,9 @@ LIMIT = 60_000  # characters of a page: GitHub refuses a comment of more than 65
 MOST = 50  # rows that are shown unfolded
 WIDTH = 100  # columns of preformatted text, which does not wrap by itself
 _REASONS = 20_000  # characters of a page that the reasons may take
+SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file of the job summary
+LARGEST_SUMMARY = 1 << 20  # bytes of that file; GitHub shows nothing of a larger file
+ANNOTATIONS = 10  # of a level that GitHub shows of a step; it drops further ones silently
 
 
 def page(run: Run) -> str:
@@ -91,3 +108,73 @@ def _fitting(texts: Sequence[str], room: int) -> tuple[list[str], int]:
 
 def folded(heading: str, body: str) -> str:
     return f"<details><summary>{heading}</summary>\n\n{body}\n\n</details>"
+
+
+# GitHub
+
+
+def workflow_commands(rows: Iterable[Row], places: Mapping[str, tuple[str, int]]) -> list[str]:
+    """GitHub's annotations: a line for each row that needs a look, worst first. The last line of a
+    level counts what GitHub does not show. `places`: by node id, what `places_of` returned."""
+    levels: dict[str, list[Row]] = {"error": [], "warning": []}
+    for row in worst_first(rows):
+        if attention(row) < FINE:
+            levels["error" if attention(row) == FAILING else "warning"].append(row)
+    lines = []
+    for level, of_level in levels.items():
+        shown = of_level if len(of_level) <= ANNOTATIONS else of_level[: ANNOTATIONS - 1]
+        for row in shown:
+            lines.append(_annotation(level, row, places.get(row.nodeid)))
+        if len(of_level) > len(shown):
+            more = f"{len(of_level) - len(shown)} more in the summary of the run"
+            lines.append(f"::{level} title=gpumem::{more}")
+    return lines
+
+
+def _annotation(level: str, row: Row, place: tuple[str, int] | None) -> str:
+    where = ""
+    if place is not None:
+        where = f"file={_property(place[0])},line={place[1]},"
+    title = _property(f"gpumem: {verdict_text(row)}{mark(row.verdict.simulated)}")
+    text = f"{row.key}: {row.verdict.reason}"
+    if attention(row) == FAILING:
+        name, *reasons = row_lines(row)
+        text = f"{name}: {'; '.join(reason.strip() for reason in reasons)}"
+    return f"::{level} {where}title={title}::{_message(text)}"
+
+
+def places_of(root: Path, tests: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Files and lines of tests within the repository, whose folder GITHUB_WORKSPACE may name.
+    `tests`: the same below `root`."""
+    checkout, places = os.environ.get("GITHUB_WORKSPACE"), {}
+    for nodeid, (file, line) in tests.items():
+        path, whole = Path(file), Path(os.path.normpath(root / file))
+        if checkout and whole.is_relative_to(checkout):
+            path = whole.relative_to(checkout)
+        places[nodeid] = path.as_posix(), line
+    return places
+
+
+def _message(text: str) -> str:
+    """Text that ends no command and begins none, escaped as in actions/toolkit, command.ts."""
+    return " ".join(printable(text).split()).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def summarise(text: str, environment: Mapping[str, str]) -> str | None:
+    """Append Markdown to GitHub's job summary. Return why it was not written."""
+    name = environment.get(SUMMARY)
+    if not name:
+        return None
+    path, text = Path(name), f"{text}\n"
+    try:
+        before = path.stat().st_size if path.exists() else 0
+        if before + len(text.encode()) > LARGEST_SUMMARY:
+            return f"{SUMMARY}: {path} is nearly full, nothing is added"
+        append_whole(path, text)
+    except OSError as error:
+        return f"{SUMMARY}: cannot write {path}: {error.strerror or error}"
+    return None

@@ -10,13 +10,12 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pytest_gpumem.judging.finding import share_of_peak
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.row import EXACT, exact_figures, why_lines
+from pytest_gpumem.reporting.row import EXACT, figures, why_lines
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.conclusion import Run
@@ -63,46 +62,6 @@ def _field(value: object) -> object:
         return value
     plain = printable(value)
     return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain
-
-
-def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
-    measurement = row.measurement
-    known: dict[str, Any] = {
-        "gpu": facts.key,
-        "simulated": row.verdict.simulated or facts.simulated,
-        "verdict": row.verdict.outcome.value,
-        "reason": row.verdict.reason,
-        "failed": row.failed,
-        "range": row.range_name,
-    }
-    if row.label:
-        known["label"] = row.label
-    if measurement is not None:
-        known |= {
-            "target": measurement.target,
-            "latency_s": measurement.latency,
-            "half_width_s": measurement.half_width,
-            "bandwidth_bytes_per_s": measurement.bandwidth,
-            "samples": len(measurement.samples),
-            "placements": len(measurement.placements),
-            "mode": measurement.mode,
-            "sampler": measurement.sampler,
-            "profiled": measurement.profiled,
-        }
-        share = share_of_peak(measurement, facts)
-        if share is not None:
-            known["share_of_peak"] = share
-    if row.extra:
-        known["extra"] = row.extra
-    known.update(exact_figures(row))
-    comparison = row.verdict.comparison
-    if comparison is not None:
-        known["change"] = comparison.delta
-        known["saved_processes"] = comparison.processes
-        known["saved_days"] = comparison.days
-        if comparison.reach is not None:
-            known["reach"] = comparison.reach
-    return known
 
 
 def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:

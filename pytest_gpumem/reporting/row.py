@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import change, share_of_peak
@@ -150,30 +151,6 @@ def base_of(row: Row) -> float | None:
     return base_latency(row.measurement, delta)
 
 
-def exact_figures(row: Row) -> dict[str, int]:
-    known = dict[str, int]()
-    footprint, measurement = row.footprint, row.measurement
-    if footprint is not None and footprint.watched:
-        known |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
-        if footprint.ended:  # until then nothing is kept, only in use
-            known |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
-    ran = None if measurement is None else measurement.what_ran
-    if ran is not None and ran.order:  # a launch was watched
-        for name in ("kernels", "copies", "copied_bytes", "waits"):
-            known[name] = getattr(ran, name)
-        if any(step.registers is not None for step in ran.of("kernel")):
-            known |= {"registers": ran.registers, "spill_bytes": ran.spill}
-    if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
-        known["waits"] = footprint.waits.count
-    if measurement is not None and measurement.moved_bytes is not None:
-        known["moved_bytes"] = measurement.moved_bytes.total
-    if measurement is not None and measurement.pages is not None:
-        pages = measurement.pages
-        known |= {"gpu_page_faults": pages.gpu_faults, "cpu_page_faults": pages.cpu_faults}
-        known["migrated_bytes"] = pages.migrated
-    return known
-
-
 FAILING, UNDECIDED, FINE = range(3)
 
 
@@ -277,3 +254,70 @@ def _value(value: Value, field: str, of_bytes: bool) -> str:
     if of_bytes and isinstance(value, int):
         return short_bytes(value)
     return str(value)
+
+
+# Figures for other programs
+
+
+def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
+    measurement = row.measurement
+    known: dict[str, Any] = {
+        "gpu": facts.key,
+        "simulated": row.verdict.simulated or facts.simulated,
+        "verdict": row.verdict.outcome.value,
+        "reason": row.verdict.reason,
+        "failed": row.failed,
+        "range": row.range_name,
+    }
+    if row.label:
+        known["label"] = row.label
+    if measurement is not None:
+        known |= {
+            "target": measurement.target,
+            "latency_s": measurement.latency,
+            "half_width_s": measurement.half_width,
+            "bandwidth_bytes_per_s": measurement.bandwidth,
+            "samples": len(measurement.samples),
+            "placements": len(measurement.placements),
+            "mode": measurement.mode,
+            "sampler": measurement.sampler,
+            "profiled": measurement.profiled,
+        }
+        share = share_of_peak(measurement, facts)
+        if share is not None:
+            known["share_of_peak"] = share
+    if row.extra:
+        known["extra"] = row.extra
+    known.update(exact_figures(row))
+    comparison = row.verdict.comparison
+    if comparison is not None:
+        known["change"] = comparison.delta
+        known["saved_processes"] = comparison.processes
+        known["saved_days"] = comparison.days
+        if comparison.reach is not None:
+            known["reach"] = comparison.reach
+    return known
+
+
+def exact_figures(row: Row) -> dict[str, int]:
+    known = dict[str, int]()
+    footprint, measurement = row.footprint, row.measurement
+    if footprint is not None and footprint.watched:
+        known |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
+        if footprint.ended:  # until then nothing is kept, only in use
+            known |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
+    ran = None if measurement is None else measurement.what_ran
+    if ran is not None and ran.order:  # a launch was watched
+        for name in ("kernels", "copies", "copied_bytes", "waits"):
+            known[name] = getattr(ran, name)
+        if any(step.registers is not None for step in ran.of("kernel")):
+            known |= {"registers": ran.registers, "spill_bytes": ran.spill}
+    if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
+        known["waits"] = footprint.waits.count
+    if measurement is not None and measurement.moved_bytes is not None:
+        known["moved_bytes"] = measurement.moved_bytes.total
+    if measurement is not None and measurement.pages is not None:
+        pages = measurement.pages
+        known |= {"gpu_page_faults": pages.gpu_faults, "cpu_page_faults": pages.cpu_faults}
+        known["migrated_bytes"] = pages.migrated
+    return known

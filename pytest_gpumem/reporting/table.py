@@ -1,31 +1,21 @@
-"""The table of results in a terminal, with the sentences under it, and what was not judged."""
+"""The table of results in a terminal, with the sentences under it."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from pytest_gpumem.judging.finding import mark, no_share_of_peak
+from pytest_gpumem.judging.finding import no_share_of_peak
 from pytest_gpumem.judging.footprint import place_of
-from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, TEST, UNDECIDED, Omission, Row
-from pytest_gpumem.reporting.columns import table_of_tests, wrapped
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.conclusion import counts_text, remedies
 from pytest_gpumem.reporting.row import RowView, attention, headings_of, views
+from pytest_gpumem.reporting.terminal import STYLES, table_of_tests, wrapped
 from pytest_gpumem.units import counted
 
-STYLES: Mapping[Outcome, str] = {
-    Outcome.FAIL: "bold red",
-    Outcome.UNDECIDED: "yellow",
-    Outcome.ACCEPTED: "magenta",
-    Outcome.NEW: "cyan",
-    Outcome.PASS: "green",
-    Outcome.MEASURED: "dim",
-}
-"""Colours, as rich names them."""
 MOST = 40  # rows that a table has without -v: what needs a look, then the others as they ran
-LISTED = 20  # lost measurements that are listed; the results have all
 LARGEST = 3  # lines that the totals of waits name
 
 
@@ -102,31 +92,6 @@ def _which(rows: Sequence[Row]) -> str:
     return rows[0].key if len(rows) == 1 else f"{rows[0].key} and {len(rows) - 1} more"
 
 
-def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
-    """A sentence for each reason that leaves rows without a verdict. It says what decides them.
-    `store`: name the command that stores NEW rows."""
-    groups: dict[tuple[Outcome, Code | None, str], list[Row]] = {}
-    for row in rows:
-        outcome = row.verdict.outcome
-        if outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW) and not row.test_error:
-            # The reason of a NEW row has no figures: rows share it.
-            reason = row.verdict.reason if outcome is Outcome.NEW else ""
-            groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
-    sentences = []
-    for outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW):
-        of_outcome = [those for key, those in groups.items() if key[0] is outcome]
-        for those in of_outcome:
-            which = those[0].key
-            if len(those) > 1:
-                which = f"{counted(len(those), 'row')}, such as {which}"
-            sentences.append(f"{outcome.word} {which}: {those[0].verdict.reason}")
-        if outcome is Outcome.NEW and store and of_outcome:
-            sentences[-1] += (
-                "; to store this state: pytest --gpumem --gpumem-save --gpumem-processes 3"
-            )
-    return sentences
-
-
 def wait_totals(rows: Sequence[Row]) -> Iterator[str]:
     """A sentence on the lines at which the host waits most; none where it does not wait."""
     lines: Counter[str] = Counter()
@@ -141,64 +106,6 @@ def wait_totals(rows: Sequence[Row]) -> Iterator[str]:
         most = ", ".join(f"{place} {count} x" for place, count in lines.most_common(LARGEST))
         times, places = counted(lines.total(), "time"), counted(len(lines), "line")
         yield f"the host waits {times} in {counted(tests, 'test')}, at {places}: {most}"
-
-
-def counts_text(rows: Sequence[Row]) -> str:
-    """Such as "9 rows (simulated): 1 FAIL, 2 PASS; 1 test failed without a measurement"."""
-    counts: Counter[Outcome] = Counter()
-    by_error, nothing, simulated = set[str](), set[str](), False
-    for row in rows:
-        simulated = simulated or row.verdict.simulated
-        if not row.measured_something:
-            nothing.add(row.nodeid)
-            continue
-        counts[row.verdict.outcome] += 1
-        if row.test_error:
-            by_error.add(row.nodeid)
-    outcomes = []
-    for outcome in sorted(counts, key=lambda outcome: outcome.rank):
-        outcomes.append(f"{counts[outcome]} {outcome.word}")
-    parts = [f"{counted(counts.total(), 'row')}{mark(simulated)}"]
-    if outcomes:
-        parts[0] += f": {', '.join(outcomes)}"
-    if by_error:
-        parts.append(f"{counted(len(by_error), 'test')} failed by an assertion or an error")
-    if nothing:
-        parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
-    return "; ".join(parts)
-
-
-def missing_lines(missing: Sequence[Omission]) -> list[str]:
-    names = {LOST: "lost", ACCEPTED: "accepted", UNDECIDED: "not judged"}
-    things = {ROW: "measurement of the baseline", TEST: "test"}
-    crashed: dict[str, set[str]] = defaultdict(set)
-    not_run: dict[str, Counter[str]] = defaultdict(Counter)
-    listed: dict[str, list[str]] = defaultdict(list)
-    for omission in missing:
-        reason, lost = omission.reason, omission.status == LOST
-        if omission.status == NOT_RUN:
-            not_run[things.get(omission.what, "limit")][reason] += 1
-        elif lost and omission.how == "not reached":
-            crashed["not reached, because the session ended before"].add(omission.nodeid)
-        elif lost and omission.how == "did not run":
-            crashed[f"did not run because {reason}"].add(omission.nodeid)
-        else:
-            name = names[omission.status]
-            limit = "" if omission.what in things else f", {omission.what}"
-            listed[name].append(f"{name}: {omission.key}{limit}: {reason}")
-    lines = []
-    for why, tests in crashed.items():
-        count = counted(len(tests), "test")
-        lines.append(f"lost: {count} {why}; --gpumem-isolate runs them all the same")
-    for name, entries in listed.items():
-        lines += entries[:LISTED]
-        if len(entries) > LISTED:
-            lines.append(f"{name}: {len(entries) - LISTED} further")
-    for thing, reasons in not_run.items():
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        what, _, of = thing.partition(" ")
-        lines.append(f"not run: {counted(reasons.total(), what)} {of}".rstrip() + f" ({counts})")
-    return lines
 
 
 def profiled_lines(rows: Sequence[Row]) -> list[str]:

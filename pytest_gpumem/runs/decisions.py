@@ -36,8 +36,7 @@ from pytest_gpumem.records.row import (
     PairedChange,
     Row,
 )
-from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
-from pytest_gpumem.reporting.table import missing_lines
+from pytest_gpumem.reporting.conclusion import Conclusion, failing_text, missing_lines
 from pytest_gpumem.units import counted, parse_bytes, parse_growth
 
 BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))

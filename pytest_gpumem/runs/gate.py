@@ -16,7 +16,7 @@ from msgspec import structs
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import Store, devices
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import ResultFile, load_results, write_whole
 from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.expectations import (
     LooserLimit,
@@ -34,7 +34,6 @@ from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Omission, Row, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
-from pytest_gpumem.result_files import ResultFile, load_results
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs.decisions import (
     conclude,
@@ -44,16 +43,9 @@ from pytest_gpumem.runs.decisions import (
     with_duets,
 )
 from pytest_gpumem.runs.duet import Duet, RowFilter, under_other_name
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, pytest_command, running
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, pytest_command, running, switch_off
 from pytest_gpumem.runs.worktree import Side, revision_side, working_tree
-from pytest_gpumem.settings import (
-    ACCEPTS,
-    ANNOUNCE,
-    BASE_SELECTION,
-    BASELINE_OF,
-    SELECTION,
-    switch_off,
-)
+from pytest_gpumem.settings import ACCEPTS, ANNOUNCE, BASE_SELECTION, BASELINE_OF, SELECTION
 from pytest_gpumem.units import counted
 
 

@@ -27,7 +27,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import FileError, document_from_json
 from pytest_gpumem.runs.worktree import LAST_CHARACTERS, Side, environment_of, moved_word
-from pytest_gpumem.settings import EVIDENCE, OF_A_RUN, switch_off
+from pytest_gpumem.settings import EVIDENCE, OF_A_RUN, SWITCHED_OFF
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"
@@ -64,6 +64,12 @@ def pytest_command(
     if results is not None:
         command.append(f"--benchmark-json={results}")
     return command
+
+
+def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return variables for a pytest in which some options have their defaults in any case."""
+    off = [environment.get(SWITCHED_OFF, ""), *names]
+    return {**environment, SWITCHED_OFF: ",".join(off)}
 
 
 def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.github import workflow_commands
+from pytest_gpumem.reporting.markdown import workflow_commands
 
 Make = Callable[..., Row]
 

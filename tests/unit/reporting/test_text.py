@@ -30,12 +30,13 @@ from pytest_gpumem.reporting.conclusion import (
     advice,
     conclusion_lines,
     failing_text,
+    missing_lines,
     renamed,
     run_lines,
 )
 from pytest_gpumem.reporting.details import conditions_text
 from pytest_gpumem.reporting.row import asked_bandwidth, worst_first
-from pytest_gpumem.reporting.table import missing_lines, table
+from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import header
 
 MakeRow = Callable[..., Row]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
+from pytest_gpumem.runs.processes import switch_off
 from pytest_gpumem.settings import (
     Settings,
     SettingsError,
@@ -20,7 +21,6 @@ from pytest_gpumem.settings import (
     of_marker,
     of_test,
     resolve,
-    switch_off,
 )
 
 ON = {"gpumem": True}
