@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -53,31 +51,21 @@ WAKE_SECONDS = 0.3  # of work that raise the clocks of an idle GPU
 WAKE_LIMIT = 2.0  # most seconds of that work: every measurement warms up besides
 
 
-class holding:  # noqa: N801 - a context manager; not a generator, which takes longer
+@contextmanager
+def holding(device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> Iterator[Hold]:
     """Hold `stream` while the block queues work on it, for `timeout` seconds at most.
 
     The next `synchronize` raises `HoldExpired` if the hold expired, and the block did not raise.
     """
-
-    __slots__ = ("_device", "_hold", "_stream", "_timeout")
-
-    def __init__(self, device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> None:
-        self._device, self._stream, self._timeout = device, stream, timeout
-
-    def __enter__(self) -> Hold:
-        self._hold = self._device.streams.hold(self._stream, self._timeout)
-        return self._hold
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._device.streams.release(self._hold)
-        if kind is not None:
-            with suppress(DeviceError):
-                self._device.streams.synchronize(self._stream)
+    hold = device.streams.hold(stream, timeout)
+    try:
+        yield hold
+    except BaseException:
+        device.streams.release(hold)
+        with suppress(DeviceError):
+            device.streams.synchronize(stream)
+        raise
+    device.streams.release(hold)
 
 
 def flush_of(arena: Arena, mode: str) -> Launch:
@@ -310,19 +298,3 @@ class Disturbances:
         full = f"{100 * FULL_SPEED:.0f} % or more of {highest / 1e6:.0f} MHz"
         self.notes.append(f"{', '.join(reasons)} reported, but the SM clock ran at {full}")
         return replace(reported, throttle_reasons=())
-
-
-def worst(conditions: Sequence[Conditions]) -> Conditions | None:
-    """Return the least favourable figures, of those that the driver gave."""
-    if not conditions:
-        return None
-    least: dict[str, Any] = {}
-    for name in Conditions.__struct_fields__:
-        values = [getattr(each, name) for each in conditions if getattr(each, name) is not None]
-        if not values:
-            least[name] = None
-        elif name == "throttle_reasons":
-            least[name] = tuple(dict.fromkeys(itertools.chain.from_iterable(values)))
-        else:
-            least[name] = min(values) if name.endswith("clock_hz") else max(values)
-    return Conditions(**least)

@@ -16,15 +16,14 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
+from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness
 from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.options import MODES
 from pytest_gpumem.ranges import MEASURE, phase
-from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions
-from pytest_gpumem.units import format_share, format_time
+from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions, worst
 
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5
@@ -253,14 +252,7 @@ class _Measuring:
             cost = max((clock() - step_begun) / len(latest), latest[-1])
             samples += latest
             sampler.latency = latest[-1]
-            if stopping.steady(samples):
-                break
-            if spent > limit:
-                # Too few samples to see a drift through their noise are no drift.
-                window, count = stopping.WINDOW, len(samples)
-                if count >= window and not stopping.steady(samples, most=window):
-                    median = format_time(statistics.median(samples))
-                    self.notes.append(f"not steady after {count} warm-up samples of {median}")
+            if stopping.steady(samples) or spent > limit:
                 break
             step = stopping.WINDOW // 2
         if sampler.in_batches:
@@ -315,23 +307,13 @@ class _Measuring:
         return list(without_exceptions(medians))
 
     def _note_lacks(self, wanted: int) -> None:
-        sampler, notes, precision = self.sampler, self.notes, self.plan.precision
-        readings = sampler.readings
+        sampler, readings = self.sampler, self.sampler.readings
         if not readings.placements:
             # The samples stay visible, and their conditions leave the row UNDECIDED.
             readings.placements = list(readings.throttled)
-            notes.append("every sample was taken under throttling")
         if sampler.expired == 1:
-            notes.append(
+            self.notes.append(
                 "a launch waited for the device once, until its hold expired: it was tried again"
             )
         if len(readings.placements) < wanted:
-            notes.append(f"{len(readings.placements)} of {wanted} placements")
-        medians = self._counting(readings.medians)
-        width = stopping.half_width(medians)
-        if width is not None and not stopping.precise(medians, precision):
-            noise = format_share(width / statistics.fmean(medians))
-            notes.append(
-                f"less precise than gpumem_precision {format_share(precision)}: "
-                f"noise {noise} after {len(medians)} placements"
-            )
+            self.notes.append(f"{len(readings.placements)} of {wanted} placements")

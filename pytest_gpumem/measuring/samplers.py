@@ -41,6 +41,7 @@ MOST_FOREIGN_BATCH = 50
 UNTIMED = 2  # launches before the first event: they bring the buffers into L2
 QUEUED_SECONDS = 900e-6  # of foreign calls behind a hold: a stream queues 1,024 launches of 1 us
 BATCHES = ("graph", "batched")  # samplers that time launches which follow each other
+BEHIND_A_HOLD = "hot launches follow each other behind a hold"
 
 
 class Readings:
@@ -95,7 +96,8 @@ class Sampler:
         self._random = np.random.default_rng(seed if simulated else None)
         self.target = target
         launches_wait = self._device.launches_wait()
-        self.name, self.reason, self.may_fall_back = choose(
+        self._requested = requested
+        self.name, self.reason = choose(
             requested, target, mode, profiled=harness.profiled, launches_wait=launches_wait
         )
         self.latency: float | None = None  # seconds of a launch, as far as is known
@@ -119,9 +121,12 @@ class Sampler:
 
     def use_host(self, reason: str) -> None:
         """Go over to the host's clock. Raises `BadCall`: another sampler was asked for."""
-        if not self.may_fall_back:
-            raise BadCall(f'sampler "{self.name}" was asked for, but {reason}') from None
-        self.name, self.reason, self.may_fall_back = "host", by_host(reason), False
+        self._fall_back("host", by_host(reason), why=reason)
+
+    def _fall_back(self, name: str, reason: str, *, why: str) -> None:
+        if self._requested != "auto":
+            raise BadCall(f'sampler "{self.name}" was asked for, but {why}') from None
+        self.name, self.reason = name, reason
         self.readings.drop()
 
     def expire(self, expired: HoldExpired) -> bool:
@@ -218,13 +223,8 @@ class Sampler:
                 self._graphs.append(self._device.streams.capture(self._streams[0], body))
             self.host_times.clear()  # of the captures
         except CannotCapture as reason:
-            if not self.may_fall_back:
-                raise BadCall(f'sampler "graph" was asked for, but {reason}') from None
-            self.name = "batched"
-            self.reason = (
-                f"hot launches follow each other behind a hold, as no graph takes them: {reason}"
-            )
-            self.readings.drop()
+            how = f"{BEHIND_A_HOLD}, as no graph takes them: {reason}"
+            self._fall_back("batched", how, why=str(reason))
             self.renew()
 
     def move(self, wanted: int, most: int) -> bool:
@@ -374,13 +374,13 @@ class Sampler:
 
 def choose(
     requested: str, target: Target, mode: str, *, profiled: bool, launches_wait: bool = False
-) -> tuple[str, str, bool]:
-    """Return a sampler, the reason, and whether another may take over.
+) -> tuple[str, str]:
+    """Return a sampler, and the reason.
 
     Raises `BadCall`: the requested sampler cannot measure the target.
     """
     if profiled:
-        return "plain", "a profiler is attached: plain launches, one range each", False
+        return "plain", "a profiler is attached: plain launches, one range each"
     if requested != "auto":
         if requested in BATCHES and mode != "hot":
             raise BadCall(
@@ -390,22 +390,22 @@ def choose(
         if requested in BATCHES and (target.managed or target.restores):
             what = "put managed pages back" if target.managed else "restore its input"
             raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
-        return requested, "asked for", False
+        return requested, "asked for"
     if launches_wait:
-        return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device", False
+        return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device"
     if target.waits:
-        return "host", by_host("the host takes part (a copy of pageable memory)"), False
+        return "host", by_host("the host takes part (a copy of pageable memory)")
     if target.managed:
-        return "blocked", "managed pages are put back before every sample", True
+        return "blocked", "managed pages are put back before every sample"
     if mode == "hot" and not target.restores:
         # Code of the user is not captured unasked: what it does on the host is unknown.
         if target.foreign:
-            return "batched", "hot launches follow each other behind a hold", True
-        return "graph", "hot launches follow each other in a CUDA graph", True
+            return "batched", BEHIND_A_HOLD
+        return "graph", "hot launches follow each other in a CUDA graph"
     why = ", which varies least"
     if target.foreign:
         why = "; a callable that waits for the device is timed by the host's clock"
-    return "blocked", f"each launch is queued while the stream is blocked{why}", True
+    return "blocked", f"each launch is queued while the stream is blocked{why}"
 
 
 def by_host(why: str) -> str:

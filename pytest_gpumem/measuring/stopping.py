@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 
 import numpy as np
 
 from pytest_gpumem.judging.reference import quantile
 
-LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
 LEAST_SAMPLES = 3  # of a placement, where a launch is slow for the budget
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NEGLIGIBLE_SHARE = 0.12  # of the budget: as good as free
@@ -149,14 +148,11 @@ def go_on(
     return len(medians) < most and spent < budget and not precise(medians, wanted_share)
 
 
-def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
-    """True if the last samples, as many as resolve a drift from their noise, have no trend.
-
-    `most`: largest number of samples that the test uses, 12 or more.
-    """
+def steady(samples: Sequence[float]) -> bool:
+    """True if the last samples, as many as resolve a drift from their noise, have no trend."""
     if len(samples) < WINDOW:
         return False
-    window = min(most, _resolving(samples[-most:]))
+    window = min(MOST_WINDOW, _resolving(samples[-MOST_WINDOW:]))
     if len(samples) < window:
         return False
     last = list(samples[-window:])
@@ -198,25 +194,3 @@ def trend_significance(series: Sequence[float]) -> float:
     if variance == 0:
         return 1.0
     return math.erfc(max(abs(score) - 1, 0) / math.sqrt(2 * variance))
-
-
-class Ledger:
-    """The time that is left of a total budget. Tests that have not ended share it equally."""
-
-    def __init__(self, total: float, tests: Iterable[str]) -> None:
-        """`total`: seconds for all measurements together. `tests`: those that measure."""
-        self.total = total
-        self.spent = 0.0  # seconds used so far
-        self._waiting = set(tests)
-
-    def share(self, test: str) -> float:
-        """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
-        tests = len(self._waiting | {test})
-        return max((self.total - self.spent) / tests, LEAST_SECONDS)
-
-    def took(self, seconds: float) -> None:
-        self.spent += seconds
-
-    def ended(self, test: str) -> None:
-        """Leave the time that a test did not use to the others: it measures nothing more."""
-        self._waiting.discard(test)

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.protocol import Device, Footprints
     from pytest_gpumem.measuring.bound import Kernels
     from pytest_gpumem.measuring.harness import Harness
-    from pytest_gpumem.measuring.stopping import Ledger
     from pytest_gpumem.memory.l2_leftovers import L2Watch
     from pytest_gpumem.runs.processes import ProcessRecord
 
@@ -58,6 +57,29 @@ the line of pytest's short summary, which begins with the figure."""
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of a report: the rows of its test, samples included, as plain values."""
 FORKED = "not read: the test forked"
+LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
+
+
+class Ledger:
+    """The time that is left of a total budget. Tests that have not ended share it equally."""
+
+    def __init__(self, total: float, tests: Iterable[str]) -> None:
+        """`total`: seconds for all measurements together. `tests`: those that measure."""
+        self.total = total
+        self.spent = 0.0  # seconds used so far
+        self._waiting = set(tests)
+
+    def share(self, test: str) -> float:
+        """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
+        tests = len(self._waiting | {test})
+        return max((self.total - self.spent) / tests, LEAST_SECONDS)
+
+    def took(self, seconds: float) -> None:
+        self.spent += seconds
+
+    def ended(self, test: str) -> None:
+        """Leave the time that a test did not use to the others: it measures nothing more."""
+        self._waiting.discard(test)
 
 
 class GpuSession:

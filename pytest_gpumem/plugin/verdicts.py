@@ -10,7 +10,13 @@ import pytest
 
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.running import ENDS, Feature, fail
-from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, GpuSession, state_of
+from pytest_gpumem.plugin.session import (
+    BY_LIMITS_ATTRIBUTE,
+    ROWS_ATTRIBUTE,
+    GpuSession,
+    Ledger,
+    state_of,
+)
 from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import from_plain, row_to_json
@@ -35,8 +41,6 @@ class VerdictFeature(Feature):
         gpu.tests = frozenset(key_of(item.nodeid, "") for item in items)
         total = gpu.settings.total_budget
         if total is not None:
-            from pytest_gpumem.measuring.stopping import Ledger
-
             tests = [item.nodeid for item in items if uses(item, BENCHMARK_FIXTURE)]
             gpu.ledger = Ledger(total / gpu.settings.processes, tests)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -154,6 +154,22 @@ class Conditions(Record, frozen=True):
     driver does not report them."""
     other_processes: Count | None = None
     """Other compute processes on the device; None where the driver does not report them."""
+
+
+def worst(conditions: Sequence[Conditions]) -> Conditions | None:
+    """Return the least favourable figures, of those that the driver gave."""
+    if not conditions:
+        return None
+    least: dict[str, Any] = {}
+    for name in Conditions.__struct_fields__:
+        values = [getattr(each, name) for each in conditions if getattr(each, name) is not None]
+        if not values:
+            least[name] = None
+        elif name == "throttle_reasons":
+            least[name] = tuple(dict.fromkeys(chain.from_iterable(values)))
+        else:
+            least[name] = min(values) if name.endswith("clock_hz") else max(values)
+    return Conditions(**least)
 
 
 class Window(Record, frozen=True):

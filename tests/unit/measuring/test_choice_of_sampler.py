@@ -56,7 +56,7 @@ def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
 
 def chosen(
     requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
-) -> tuple[str, str, bool]:
+) -> tuple[str, str]:
     nowhere: Any = None
     target = Target("it", nowhere, nowhere)
     for name, value in described.items():
@@ -65,21 +65,21 @@ def chosen(
 
 
 def test_a_sampler_is_chosen() -> None:
-    cases: list[tuple[dict[str, Any], str, bool]] = [
-        ({}, "blocked", True),
-        ({"mode": "dirty-cold"}, "blocked", True),
-        ({"foreign": True}, "blocked", True),
-        ({"managed": ("a buffer",)}, "blocked", True),
-        ({"waits": True}, "host", False),
-        ({"mode": "hot"}, "graph", True),
-        ({"mode": "hot", "foreign": True}, "batched", True),
-        ({"mode": "hot", "foreign": True, "restores": True}, "blocked", True),
-        ({"profiled": True}, "plain", False),
-        ({"profiled": True, "mode": "hot"}, "plain", False),
-        ({"requested": "host"}, "host", False),
-        ({"requested": "host", "profiled": True}, "plain", False),
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "blocked"),
+        ({"mode": "dirty-cold"}, "blocked"),
+        ({"foreign": True}, "blocked"),
+        ({"managed": ("a buffer",)}, "blocked"),
+        ({"waits": True}, "host"),
+        ({"mode": "hot"}, "graph"),
+        ({"mode": "hot", "foreign": True}, "batched"),
+        ({"mode": "hot", "foreign": True, "restores": True}, "blocked"),
+        ({"profiled": True}, "plain"),
+        ({"profiled": True, "mode": "hot"}, "plain"),
+        ({"requested": "host"}, "host"),
+        ({"requested": "host", "profiled": True}, "plain"),
     ]
-    for facts, sampler, fallback in cases:
-        name, reason, may_fall_back = chosen(**facts)
-        assert (name, may_fall_back) == (sampler, fallback), facts
+    for facts, sampler in cases:
+        name, reason = chosen(**facts)
+        assert name == sampler, facts
         assert reason, facts
