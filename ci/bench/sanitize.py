@@ -56,7 +56,7 @@ def launch_every_kernel(choice: str) -> int:
             arrays = [p.name for p in kernel.parameters if p.role is not Role.SCALAR]
             buffers = tuple(arena.buffer((sizes[array],), dtype) for array in arrays)
             bound = getattr(kernels, name)
-            target = KernelTarget(bound, buffers, scalars, arena, arena.stream)
+            target = KernelTarget(bound, buffers, scalars, arena)
             if target.verify is not None:
                 target.check()
             target.close()

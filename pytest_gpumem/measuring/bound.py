@@ -55,8 +55,9 @@ class BoundKernel:
         return replace(self, blocks=int(blocks))
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
-        """The same kernel, whose untimed calls, and launches as a part of `gpu_work`, run on a
-        persisting stream. Raises `BadCall`, `BadWindow`: no open stream carries the window.
+        """The same kernel on a persisting stream: its untimed calls, its measurements, and its
+        launches as a part of `gpu_work`.
+        Raises `BadCall`, `BadWindow`: no open stream carries the window.
         """
         if not isinstance(stream, PersistingStream):
             raise BadCall(

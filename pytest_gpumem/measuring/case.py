@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.memory_kinds import PLENTY, MemoryKind
+from pytest_gpumem.devices.memory_kinds import PLENTY
 from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -78,33 +78,29 @@ def target_of(
     `declared`: fields of a `Case` that the user gave for a callable.
     Raises `BadCall`: `function`, its arguments or what is declared do not fit.
     """
+    if isinstance(function, Work):
+        if arguments or keywords or declared or stream is not None:
+            names = "=, ".join(declared or ("stream",))
+            raise BadCall(
+                f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no "
+                f"{names}=: it has its own"
+            )
+        return function
+    if isinstance(function, BoundKernel) and stream is None:
+        stream = function.persisting
+    if stream is not None:
+        _check_stream(stream)
     with arena.device.current():
-        queue = arena.stream if stream is None else _stream_of(stream)
-        if isinstance(function, Work):
-            if arguments or keywords or declared or stream is not None:
-                names = "=, ".join(declared or ("stream",))
-                raise BadCall(
-                    f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no "
-                    f"{names}=: it has its own"
-                )
-            return function
         if isinstance(function, BoundKernel):
             for field, value in declared.items():
                 known = "check" if field in ("check", "reference") else "traffic"
                 raise BadCall(
                     f"{field}={value!r}: the {known} of {function.name} is known from the kernel"
                 )
-            if stream is None and function.persisting is not None:
-                raise BadCall(
-                    f"{function.name}.with_stream(stream): with_stream() is for untimed calls; "
-                    "measure with stream=stream"
-                )
-            return KernelTarget(function, arguments, keywords, arena, queue, stream)
+            return KernelTarget(function, arguments, keywords, arena, stream)
         if callable(function):
             arena.device.memory.make_room(unless_free=PLENTY)
-            return CallTarget(
-                function, arguments, keywords, declared, arena, queue, stream, on_simulated
-            )
+            return CallTarget(function, arguments, keywords, declared, arena, stream, on_simulated)
     remedy = ""
     if isinstance(function, Case):
         remedy = "; pass gpu_benchmark.case() a function that returns it"
@@ -116,7 +112,7 @@ def target_of(
     )
 
 
-def _stream_of(stream: PersistingStream) -> Stream:
+def _check_stream(stream: object) -> None:
     if not isinstance(stream, PersistingStream):
         raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
     if stream.closed:
@@ -124,7 +120,6 @@ def _stream_of(stream: PersistingStream) -> Stream:
             "stream= is a persisting stream whose `with` block has ended: measure inside the block"
         )
     stream.used = True
-    return stream.stream
 
 
 class _CodeTarget(Target):
@@ -270,12 +265,11 @@ class CallTarget(_CodeTarget):
         keywords: Mapping[str, Any],
         declared: Mapping[str, Any],
         arena: Arena,
-        stream: Stream,
         window: PersistingStream | None,
         on_simulated: bool,
     ) -> None:
         name = getattr(function, "__name__", type(function).__name__)
-        super().__init__(name, arena.device, stream, window)
+        super().__init__(name, arena, window)
         self._on_simulated = on_simulated
         if window is not None and window.where == "launch":
             raise BadCall(
@@ -286,7 +280,7 @@ class CallTarget(_CodeTarget):
         for value in (*arguments, *keywords.values()):
             if isinstance(value, Buffer) and value not in movable and arena.can_move(value):
                 movable.append(value)
-        self._arena, self._movable, self.moves = arena, movable, bool(movable)
+        self._movable, self.moves = movable, bool(movable)
         self._take(Case(partial(function, *arguments, **keywords), **declared), arena, "{}=")
         self._bind()
         stays = "one placement: the callable's arrays are its own; a Case is built anew for each"
@@ -302,8 +296,8 @@ class CaseTarget(_CodeTarget):
         _check_call(
             "gpu_benchmark.case() takes a function of a memory, which returns a Case", build, None
         )
-        super().__init__(getattr(build, "__name__", "case"), arena.device, arena.stream)
-        self._build, self._arena = build, arena
+        super().__init__(getattr(build, "__name__", "case"), arena)
+        self._build = build
         self._windows = ExitStack()  # closes the window that is open
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
@@ -319,13 +313,11 @@ class CaseTarget(_CodeTarget):
         """Build the case, once more with more free memory if it runs out."""
         try:
             self._make_once()
+            return
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            if not self.device.memory.make_room() and not self._arena.kept:
-                raise
-        else:
-            return
+        self.device.memory.make_room()
         self._arena.close_kept()  # of earlier cases of the test
         self._make_once()
 
@@ -367,10 +359,6 @@ class CaseTarget(_CodeTarget):
         self._arena.pad(padding(random))
         # Both placements live for a moment, so that the new gets no old address.
         old = self._buffers
-        if not self._fits():
-            self._arena.close_kept()
-        if not self._fits():
-            raise OutOfMemory("two placements of the case do not fit at once")
         try:
             self._make()
         except Exception as error:
@@ -384,9 +372,6 @@ class CaseTarget(_CodeTarget):
             old.close()
         # After the old window is closed: two would share the device's set-aside.
         self._open()
-
-    def _fits(self) -> bool:
-        return self.device.memory.free_bytes(MemoryKind.DEVICE) >= (self.footprint or 0)
 
     def close(self) -> None:
         # The test may look at the arrays of the last placement until it ends.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.memory_kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Device, Launch, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Allocation, Launch, OutOfMemory, Stream
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
@@ -63,14 +63,12 @@ class Target:
     host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     notes: tuple[str, ...] = ()  # what a reader of the result must know
-    _arena: Arena
     _movable: Sequence[Buffer] = ()  # buffers that get other addresses, one after another
 
-    def __init__(
-        self, name: str, device: Device, stream: Stream, window: PersistingStream | None = None
-    ) -> None:
-        """`stream`: where it runs. `window`: the same, if it is a persisting stream."""
-        self.name, self.device, self.stream, self.window = name, device, stream, window
+    def __init__(self, name: str, arena: Arena, window: PersistingStream | None = None) -> None:
+        """`window`: the persisting stream on which it runs; None: it runs on the arena's."""
+        self.name, self.device, self.window, self._arena = name, arena.device, window, arena
+        self.stream: Stream = arena.stream if window is None else window.stream
         self._queues: list[Queue] = []  # queues a launch, for each placement
         self.prepare: Queue = nothing  # queues what restores changed inputs, untimed
         self.poison: Queue = nothing  # overwrites outputs, so that a result is of a launch
@@ -237,11 +235,10 @@ class KernelTarget(Target):
         arguments: tuple[Any, ...],
         keywords: Mapping[str, Any],
         arena: Arena,
-        stream: Stream,
         window: PersistingStream | None = None,
     ) -> None:
-        super().__init__(bound.name, arena.device, stream, window)
-        self._bound, self._arena, kernel, device = bound, arena, bound.kernel, self.device
+        super().__init__(bound.name, arena, window)
+        self._bound, kernel, device = bound, bound.kernel, self.device
         buffers, values = bound.arguments(
             tuple(arena.taken(value) for value in arguments),
             {name: arena.taken(value) for name, value in keywords.items()},
@@ -256,7 +253,7 @@ class KernelTarget(Target):
         launch = bound.launch(buffers, values)
         self._queues, call = [self._queue(launch)], launch.call
         device.kernels.compile(launch)
-        bound.fill(buffers, stream)
+        bound.fill(buffers, self.stream)
         self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
         self._saved: dict[str, Allocation] = {}  # what updated arguments hold before every check
         for parameter in kernel.parameters:

@@ -59,7 +59,7 @@ class Work(Target):
     ) -> None:
         """`engines`: those that the work occupies. `queue`: queues a run; work of the host runs at
         once."""
-        super().__init__(name, arena.device, arena.stream)
+        super().__init__(name, arena)
         self.engines, self.queue, self._queues = frozenset(engines), queue, [queue]
         self.poison, self.verify, self.waits = poison, verify, HOST in self.engines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from bench import Bench
 
 from pytest_gpumem.measuring.samplers import (
     BATCH_SECONDS,
@@ -57,8 +58,7 @@ def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
 def chosen(
     requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
 ) -> tuple[str, str]:
-    nowhere: Any = None
-    target = Target("it", nowhere, nowhere)
+    target = Target("it", Bench().arena)
     for name, value in described.items():
         setattr(target, name, value)
     return choose(requested, target, mode, profiled=profiled)

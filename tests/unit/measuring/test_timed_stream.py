@@ -85,7 +85,8 @@ class Scene:
         return None if name is None else self.own if name == "own" else getattr(self.device, name)
 
     def find(self, launch: Callable[[Stream], object]) -> WatchedLaunch:
-        target = Target("it", self.device, self.own)
+        target = Target("it", self.bench.arena)
+        target.stream = self.own
         replaced(target, launch=lambda _, stream: launch(stream), prepare=self.prepared.append)
         return find_stream(target, self.bench.harness.idle, 1e-3)
 

@@ -39,6 +39,14 @@ def test_a_measurement_records_its_window_wherever_it_is(bench: Bench) -> None:
         assert len(measured.placements) == 2
 
 
+def test_a_kernel_with_a_persisting_stream_is_measured_on_it(bench: Bench) -> None:
+    out, table = table_of(bench)
+    with persisting(bench.device, table) as stream:
+        kernel = bench.kernels.reset_data.with_grid(32).with_stream(stream)
+        measured = bench.take(bench.target(kernel, out, table))
+    assert measured.window == Window(TABLE, 1.0, 25 * MiB)
+
+
 def test_a_copy_carries_no_window() -> None:
     for where in ["graph", "launch"]:
         bench = Bench()
