@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter as Place
+from inspect import Signature
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +17,7 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
-from pytest_gpumem.units import ShownError, counted, did_you_mean, format_bytes
+from pytest_gpumem.units import ShownError, did_you_mean, format_bytes
 
 Buffers = Mapping[str, Buffer]  # by parameter
 Values = Mapping[str, int | float]  # of scalars, by parameter
@@ -86,25 +88,21 @@ class BoundKernel:
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
         """Return buffers and scalars by parameter name. Raises `BadCall`."""
-        parameters = self.kernel.parameters
-        names = [parameter.name for parameter in parameters]
-        signature = f"{self.name}({', '.join(names)})"
-        if len(arguments) > len(names):
-            raise BadCall(f"{signature} got {counted(len(arguments), 'argument')}")
-        given = dict(zip(names, arguments, strict=False))
-        for name, value in keywords.items():
-            if name not in names:
-                raise BadCall(f"{signature} has no parameter {name!r}")
-            if name in given:
-                raise BadCall(f"{signature} got {name!r} twice")
-            given[name] = value
+        parameters, places = self.kernel.parameters, []
+        for parameter in parameters:
+            default = Place.empty if parameter.default is None else parameter.default
+            places.append(Place(parameter.name, Place.POSITIONAL_OR_KEYWORD, default=default))
+        signature = f"{self.name}({', '.join(parameter.name for parameter in parameters)})"
+        try:
+            given = Signature(places).bind(*arguments, **keywords)
+        except TypeError as error:
+            raise BadCall(f"{signature}: {error}") from None
+        given.apply_defaults()
         buffers: dict[str, Buffer] = {}
         values: dict[str, int | float] = {}
         for parameter in parameters:
             name = parameter.name
-            value = given.get(name, parameter.default)
-            if value is None:
-                raise BadCall(f"{signature} needs {name!r}")
+            value = given.arguments[name]
             if parameter.role is Role.SCALAR:
                 if isinstance(value, bool) or not isinstance(value, Real):
                     raise BadCall(f"{signature}: {name!r} is a number, not {value!r}")
@@ -171,10 +169,6 @@ class BoundKernel:
                 f"{kernel.name} needs {format_bytes(shape.shared_bytes)} of shared memory for "
                 f"each block; {device.name} has at most {format_bytes(most)}"
             )
-        for name, allocation in memory.items():
-            if kernel.source is not None and not allocation.address:
-                kind = allocation.kind.value
-                raise BadCall(f"{kernel.name}: {name} is {kind} memory, which kernels cannot see")
         return Launch(kernel, call, shape, memory)
 
 

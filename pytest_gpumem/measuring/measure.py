@@ -11,8 +11,6 @@ import statistics
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
@@ -54,8 +52,8 @@ def measure(
     Raises `BadCall`: mode or sampler do not fit the target.
     Raises `Unsupported`, `DeviceError`: the device cannot do it, or a launch failed.
     """
-    device, elsewhere = harness.device, harness.device.elsewhere()
-    if target.foreign and elsewhere == OWN_CONTEXT:
+    device = harness.device
+    if target.foreign and device.elsewhere() == OWN_CONTEXT:
         raise DeviceError(
             f"{OWN_CONTEXT} is current, not the GPU's primary one: work of the two cannot "
             "be measured together"
@@ -64,17 +62,12 @@ def measure(
         try:
             if plan.mode not in MODES:
                 raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
-            measured = _Measuring(harness, target, plan, arena, name).run(label)
+            return _Measuring(harness, target, plan, arena, name).run(label)
         finally:
             try:
                 arena.pad(0)
             finally:
                 target.close()
-    if elsewhere is None:
-        return measured
-    which = "this row is of the GPU that the session measures"
-    note = f"the test had made {elsewhere} current; {which}"
-    return replace(measured, notes=(*measured.notes, note))
 
 
 @dataclass
@@ -88,6 +81,7 @@ class _Measuring:
 
     def __post_init__(self) -> None:
         self.device = self.harness.device
+        self.counting = tuple if self.target.window is None else without_exceptions
         self.others = Disturbances(self.harness, WAIT_SHARE * self.plan.budget)
 
     def run(self, label: str) -> Measurement:
@@ -141,7 +135,7 @@ class _Measuring:
             sampler=sampler.name,
             sampler_reason=sampler.reason,
             placements=tuple(readings.placements),
-            half_width=stopping.half_width(self._counting(readings.medians)),
+            half_width=stopping.half_width(self.counting(readings.medians)),
             moved_bytes=target.moved_bytes,
             footprint=target.footprint,
             floor=floors.empty / sampler.batch if sampler.in_batches else floors.empty,
@@ -212,7 +206,7 @@ class _Measuring:
                 if modes and len(medians) < most and spent < budget:
                     continue  # more placements show which mode counts
                 if not stopping.go_on(
-                    self._counting(medians),
+                    self.counting(medians),
                     wanted_share=plan.precision,
                     placements=wanted,
                     most=most,
@@ -299,12 +293,6 @@ class _Measuring:
         sampler.readings.finish()
         self.others.seen.append(self.device.conditions())
         self.notes.append("measured under a profiler: times are not comparable")
-
-    def _counting(self, medians: list[float]) -> list[float]:
-        """As `Measurement.counting`."""
-        if self.target.window is None:
-            return medians
-        return list(without_exceptions(medians))
 
     def _note_lacks(self, wanted: int) -> None:
         sampler, readings = self.sampler, self.sampler.readings

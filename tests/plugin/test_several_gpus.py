@@ -243,7 +243,7 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
     )
     result = seen.run()
     result.assert_outcomes(failed=1)
-    assert "has no parameter 'gpus'" in result.stdout.str()
+    assert "got an unexpected keyword argument 'gpus'" in result.stdout.str()
     pytester.makepyfile(
         "import pytest\n@pytest.mark.gpumem(gpus='two')\ndef test_it(gpu_device): pass"
     )
