@@ -101,14 +101,9 @@ def target_of(
         if callable(function):
             arena.device.memory.make_room(unless_free=PLENTY)
             return CallTarget(function, arguments, keywords, declared, arena, stream, on_simulated)
-    remedy = ""
-    if isinstance(function, Case):
-        remedy = "; pass gpu_benchmark.case() a function that returns it"
-    elif function is None:
-        remedy = ": pass a kernel uncalled, as in gpu_benchmark(kernel, a, b)"
     raise BadCall(
-        "gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type "
-        f"{type(function).__name__}{remedy}"
+        "gpu_benchmark() takes a kernel of gpu_kernels, uncalled, or a callable, not an object of "
+        f"type {type(function).__name__}"
     )
 
 

@@ -41,7 +41,6 @@ MOST_FOREIGN_BATCH = 50
 UNTIMED = 2  # launches before the first event: they bring the buffers into L2
 QUEUED_SECONDS = 900e-6  # of foreign calls behind a hold: a stream queues 1,024 launches of 1 us
 BATCHES = ("graph", "batched")  # samplers that time launches which follow each other
-BEHIND_A_HOLD = "hot launches follow each other behind a hold"
 
 
 class Readings:
@@ -121,12 +120,9 @@ class Sampler:
 
     def use_host(self, reason: str) -> None:
         """Go over to the host's clock. Raises `BadCall`: another sampler was asked for."""
-        self._fall_back("host", by_host(reason), why=reason)
-
-    def _fall_back(self, name: str, reason: str, *, why: str) -> None:
         if self._requested != "auto":
-            raise BadCall(f'sampler "{self.name}" was asked for, but {why}') from None
-        self.name, self.reason = name, reason
+            raise BadCall(f'sampler "{self.name}" was asked for, but {reason}') from None
+        self.name, self.reason = "host", by_host(reason)
         self.readings.drop()
 
     def expire(self, expired: HoldExpired) -> bool:
@@ -216,16 +212,14 @@ class Sampler:
         self._batch = self.batch
         if self.name != "graph":
             return
-        try:
-            self._graphs = []
-            for place in range(self.target.places):
-                body = partial(self._queue_batch, place)
+        self._graphs = []
+        for place in range(target.places):
+            body = partial(self._queue_batch, place)
+            try:
                 self._graphs.append(self._device.streams.capture(self._streams[0], body))
-            self.host_times.clear()  # of the captures
-        except CannotCapture as reason:
-            how = f"{BEHIND_A_HOLD}, as no graph takes them: {reason}"
-            self._fall_back("batched", how, why=str(reason))
-            self.renew()
+            except CannotCapture as reason:
+                raise BadCall(f'sampler "graph": {reason}') from None
+        self.host_times.clear()  # of the captures
 
     def move(self, wanted: int, most: int) -> bool:
         """Go to fresh addresses, and launch there; return False if memory is short."""
@@ -382,14 +376,11 @@ def choose(
     if profiled:
         return "plain", "a profiler is attached: plain launches, one range each"
     if requested != "auto":
-        if requested in BATCHES and mode != "hot":
+        if requested in BATCHES and (mode != "hot" or target.managed or target.restores):
             raise BadCall(
-                f'sampler "{requested}" measures launches that follow each other: it goes with '
-                f'mode "hot", not "{mode}"'
+                f'sampler "{requested}" measures launches that follow each other: it needs mode '
+                '"hot", no restore and no managed pages to put back; "blocked" measures others'
             )
-        if requested in BATCHES and (target.managed or target.restores):
-            what = "put managed pages back" if target.managed else "restore its input"
-            raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
         return requested, "asked for"
     if launches_wait:
         return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device"
@@ -398,9 +389,10 @@ def choose(
     if target.managed:
         return "blocked", "managed pages are put back before every sample"
     if mode == "hot" and not target.restores:
-        # Code of the user is not captured unasked: what it does on the host is unknown.
-        if target.foreign:
-            return "batched", BEHIND_A_HOLD
+        # Code of the user is not captured unasked: what it does on the host is unknown. And no
+        # capture takes the replay of a graph.
+        if target.foreign or (target.window is not None and target.window.where == "graph"):
+            return "batched", "hot launches follow each other behind a hold"
         return "graph", "hot launches follow each other in a CUDA graph"
     why = ", which varies least"
     if target.foreign:

@@ -39,6 +39,17 @@ def test_a_measurement_records_its_window_wherever_it_is(bench: Bench) -> None:
         assert len(measured.placements) == 2
 
 
+@pytest.mark.parametrize("where", get_args(Where))
+def test_a_hot_kernel_keeps_its_window(bench: Bench, where: Where) -> None:
+    """A graph replays what has its window in a graph already: no other graph can capture it."""
+    out, table = table_of(bench)
+    kernel = bench.kernels.reset_data.with_grid(32)
+    with persisting(bench.device, table, where=where) as stream:
+        measured = bench.take(bench.target(kernel, out, table, stream=stream), mode="hot")
+    assert measured.sampler == ("batched" if where == "graph" else "graph")
+    assert measured.window == Window(TABLE, 1.0, 25 * MiB, where=where)
+
+
 def test_a_kernel_with_a_persisting_stream_is_measured_on_it(bench: Bench) -> None:
     out, table = table_of(bench)
     with persisting(bench.device, table) as stream:
