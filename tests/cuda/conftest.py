@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ def _real_gpu(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def free_gpu(pytestconfig: pytest.Config) -> int:
-    """For tests that start sessions on the GPU, which have it for themselves; the number of GPUs. Skips without one, and under --gpumem:
-    the session around would hold the GPU that those inside wait for."""
+    """For tests that start sessions on the GPU, which have it for themselves; the number of GPUs that CUDA may use. Skips without one, and
+    under --gpumem: the session around would hold the GPU that those inside wait for."""
     if pytestconfig.pluginmanager.hasplugin("gpumem-session"):
         pytest.skip("starts sessions that have the GPU for themselves: run this without --gpumem")
     pynvml = pytest.importorskip("pynvml")
@@ -46,7 +47,8 @@ def free_gpu(pytestconfig: pytest.Config) -> int:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         pytest.skip(f"needs a GPU: {error}")
-    return count
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if visible is None else min(count, len(visible.split(",")))
 
 
 @pytest.fixture
