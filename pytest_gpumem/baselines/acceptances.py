@@ -94,6 +94,10 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{safe}-{_digest(msgspec.to_builtins(self))}.json"
 
 
+Accepted = tuple[Acceptance, AcceptedChange]
+"""An accepted change, with its file."""
+
+
 @dataclass(frozen=True)
 class Acceptances:
     """The acceptances of a project."""
@@ -101,15 +105,20 @@ class Acceptances:
     files: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the file
     root: Path = Path()  # folder of the project
 
-    def of(
-        self, row_key: str, figure: Figure, limit: str = ""
-    ) -> tuple[Acceptance, AcceptedChange] | None:
-        """Return the newest accepted change of a row, with its file. `limit`: empty for any."""
+    def of(self, row_key: str, figure: Figure, limit: str = "") -> Accepted | None:
+        """Return the newest accepted change of a row. `limit`: empty for any."""
         for acceptance, change in self._newest_first():
             named = change.figure == figure and limit in ("", change.limit)
             if named and covers(change.row, row_key):
                 return acceptance, change
         return None
+
+    def forgiving(self, row_key: str, limit: str) -> Accepted | None:
+        """Return the newest accepted change that forgives a broken limit."""
+        figure = FORGIVES.get(limit)
+        if figure is None:
+            return None
+        return self.of(row_key, figure, limit if figure == "limit" else "")
 
     def digest(self, row_key: str, figure: Figure) -> str:
         """Return what tells this acceptance of a figure from others; empty without one."""
@@ -159,7 +168,7 @@ class Acceptances:
             side[name] = acceptance
         return Acceptances(before, self.root), Acceptances(added, self.root)
 
-    def _newest_first(self) -> list[tuple[Acceptance, AcceptedChange]]:
+    def _newest_first(self) -> list[Accepted]:
         names = sorted(self.files, key=lambda name: (self.files[name].utc, name), reverse=True)
         changes = []
         for name in names:

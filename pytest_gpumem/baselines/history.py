@@ -19,8 +19,16 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from pytest_gpumem.baselines.acceptances import Acceptances, Figure
+from pytest_gpumem.judging.differences import measured_differently
 from pytest_gpumem.judging.finding import window_text
-from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
+from pytest_gpumem.judging.footprint import peaks_of
+from pytest_gpumem.judging.reference import (
+    DAYS,
+    SUCCESSIVE,
+    Reference,
+    corrected_logs,
+    gains_restart,
+)
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.records import Record
 from pytest_gpumem.records.device import DeviceFacts
@@ -148,8 +156,6 @@ class Baseline:
         return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE, figure)
 
     def measured_differently(self, row: Row) -> bool:
-        from pytest_gpumem.judging.differences import measured_differently
-
         runs = times_of(self._saved(row.key, "time"))
         if not runs or row.measurement is None or self.reference_runs(row):
             return False
@@ -298,8 +304,6 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
     if figure == "memory":
         growth = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
         return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
-    from pytest_gpumem.judging.reference import corrected_logs
-
     saved = list(chain(*reference))
     measured = []
     for run in chain(saved, *newest):
@@ -319,8 +323,6 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
 
 
 def _peaks(days: Sequence[Sequence[Row | SavedRow]]) -> list[int]:
-    from pytest_gpumem.judging.footprint import peaks_of
-
     peaks: list[int] = []
     for run in chain(*days):
         assert run.footprint is not None

@@ -33,6 +33,7 @@ from msgspec import structs
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline, SavedRow, SavedRun, assemble
 from pytest_gpumem.files import content, parsed, write_whole
+from pytest_gpumem.judging.conditions import unreliable
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
@@ -228,8 +229,6 @@ def refusal(row: Row, simulated: bool) -> str | None:
     if row.verdict.code is Code.CONDITIONS:
         return row.verdict.reason
     if row.measurement is not None:
-        from pytest_gpumem.judging.conditions import unreliable
-
         doubts = ", ".join(unreliable(row.measurement))
         if doubts:
             return f"its times are in doubt: {doubts}"

@@ -33,12 +33,11 @@ from pytest_gpumem.commands import (
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import possibly_intended
-from pytest_gpumem.limits import PEAK, of_the_test
+from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records import schema
 from pytest_gpumem.records.row import Row, function_of
-from pytest_gpumem.records.schema import Document
-from pytest_gpumem.records.schema import document as to_document
 from pytest_gpumem.reporting import html, markdown
 from pytest_gpumem.reporting.conclusion import (
     Conclusion,
@@ -120,18 +119,20 @@ def gate(
     revision of the reference. Writes results, a report and a Markdown summary into a folder, and
     under GitHub Actions the job's summary and annotations.
     """
-    of_output = dict.fromkeys(
+    refused = dict.fromkeys(
         ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"),
         f"the gate writes into {output}; see --output",
     )
-    saving = {"--gpumem-save": "a gate saves nothing into a baseline"}
-    refuse(pytest_arguments, {**of_output, **saving})
+    refused["--gpumem-save"] = "a gate saves nothing into a baseline"
+    refuse(pytest_arguments, refused)
     begun = time.monotonic()
     commit_of(base, Path.cwd())
     merge_base = ancestry(base, (), Path.cwd()).merge_base
     # What is merged into BASE counts, what the change adds only with --accept-from-change.
-    every = acceptances(Path.cwd())
-    merged, added = every.split_at(merge_base)
+    counting, left_out = acceptances(Path.cwd()), Acceptances()
+    merged, added = counting.split_at(merge_base)
+    if not accept_from_change:
+        counting, added, left_out = merged, left_out, added
     # A limit of a test wins over this one, in the session and in the duet.
     if max_regression is not None:
         pytest_arguments = (*pytest_arguments, f"--gpumem-max-regression={max_regression}")
@@ -149,8 +150,8 @@ def gate(
         arguments=pytest_arguments,
         file=output / RESULTS,
         options=options,
-        accepted=added if accept_from_change else Acceptances(),
-        all_accepted=every if accept_from_change else merged,
+        accepted=added,
+        all_accepted=counting,
         play=partial(_play, output, pytest_arguments),
         say=_log,
         base_python=base_python,
@@ -164,7 +165,6 @@ def gate(
         _log("stopped, no verdict")
         raise
     remarks = list(conclusion.remarks)
-    left_out = Acceptances() if accept_from_change else added
     for name in left_out.files:
         remarks.append(f"{ACCEPTED / name} does not count: add --accept-from-change")
     steps = _advice(conclusion, run, left_out, uncounted=not accept_from_change)
@@ -181,8 +181,7 @@ def _log(sentence: str) -> None:
 def _play(
     output: Path, arguments: Sequence[str], side: Side, wanted: RowFilter, about: str
 ) -> Duet:
-    limits = (wanted.limits or {}).values()
-    if any(getattr(of_row, PEAK) is not None for of_row in limits):
+    if any(limits.max_peak_regression for limits in (wanted.limits or {}).values()):
         arguments = [*arguments, "--gpumem-footprint=on"]  # also where BASE has no such limit
     sides = {BASE: side, HEAD: working_tree(Path.cwd())}
     return play(sides, wanted, arguments, file=output / f"{about}.json", evidence=True)[1]
@@ -238,11 +237,11 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
             click.echo(line)
 
 
-def _write_results(path: Path, document: Document, conclusion: Conclusion) -> None:
+def _write_results(path: Path, document: schema.Document, conclusion: Conclusion) -> None:
     """Write the verdicts of the gate into the results of its session."""
     value = json.loads(path.read_bytes())
     rows, missing = conclusion.rows, conclusion.missing
-    value["gpumem"] |= to_document(document.device, rows, document.settings, missing)
+    value["gpumem"] |= schema.document(document.device, rows, document.settings, missing)
     of_rows = {(row.range_name, row.label): figures(row, document.device) for row in rows}
     for benchmark in value.get("benchmarks", ()):
         info = benchmark.get("extra_info", {})
@@ -263,46 +262,52 @@ def _advice(
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
-    # Broken limits that nobody can accept, and tests whose changes somebody can.
-    limits, tests = list[str](), list[str]()
+    lost = [omission.nodeid for omission in conclusion.missing if possibly_intended(omission)]
+    limits, repair = list[str](), list[str]()
     for row in failing:
         limits += absolute_limits(row)
-        for accepted in changes_of(row):
-            if left_out.of(row.key, accepted.figure) is None:  # else the change accepts it
-                tests.append(row.nodeid)
-    lost = [omission.nodeid for omission in conclusion.missing if possibly_intended(omission)]
-    names = renamed(conclusion)
-    loosened: dict[str, list[str]] = {}  # by row, the words that accept all its looser limits
-    for change in gate.looser:
-        words = loosened.setdefault(change.key, [change.key])
-        words += ["--change", f"{change.limit}={change.now or 'none'}"]
-    for row in failing:  # a slower row may be within its looser limit
-        for accepted in changes_of(row):
-            if row.key in loosened and accepted.figure == "measured":
-                loosened[row.key] += ["--change", "measured"]
-    # One command accepts several tests. A renamed or loosened one has a command of its own.
-    others = []
-    for test in dict.fromkeys(tests + lost):
-        if function_of(test) not in names and test not in loosened:
-            others.append(test)
-    accept = [others[:SHOWN]] if others else []
-    accept += [[new, "--renamed-from", old] for old, new in names.items()]
-    accept += list(loosened.values())[:SHOWN]
-    repair = ["bring the test back, by its name and not skipped"] if lost else []
+    if lost:
+        repair.append("bring the test back, by its name and not skipped")
     if gate.looser:
         repair.append("restore the limit")
     return advice(
         _repeat(gate, failing[0]) if failing else [],
-        [f"gpumem accept {shlex.join(words)} --reason '...'" for words in accept],
+        _accept(conclusion, gate, left_out, lost),
         uncounted=uncounted,
         limits=limits,
         repair=repair,
     )
 
 
+def _accept(
+    conclusion: Conclusion, gate: Gate, left_out: Acceptances, lost: list[str]
+) -> list[str]:
+    """The commands that accept what fails. A renamed or loosened test has a command of its own."""
+    loosened: dict[str, list[str]] = {}  # by row, the words that accept all its looser limits
+    for limit in gate.looser:
+        words = loosened.setdefault(limit.key, [limit.key])
+        words += ["--change", f"{limit.limit}={limit.now or 'none'}"]
+    tests = list[str]()
+    for row in failing_rows(conclusion.rows):
+        for change in changes_of(row):
+            if left_out.of(row.key, change.figure) is None:  # else the change accepts it
+                tests.append(row.nodeid)
+            # Slower, it may be within its looser limit; measured differently, it is not.
+            if change.figure == "measured" and row.key in loosened:
+                loosened[row.key] += ["--change", "measured"]
+    new_names, others = renamed(conclusion), []
+    for test in dict.fromkeys([*tests, *lost]):
+        if function_of(test) not in new_names and test not in loosened:
+            others.append(test)
+    commands = [others[:SHOWN]] if others else []
+    commands += [[new, "--renamed-from", old] for old, new in new_names.items()]
+    commands += list(loosened.values())[:SHOWN]
+    return [f"gpumem accept {shlex.join(words)} --reason '...'" for words in commands]
+
+
 def _repeat(gate: Gate, row: Row) -> list[str]:
     for result in row.verdict.limits:
-        if result.limit == "max_regression" and result.outcome is Outcome.FAIL:
+        if result.limit == TIME and result.outcome is Outcome.FAIL:
             words = ["gpumem", "duet", gate.base, "--test", row.nodeid]
             limit = row.limits.max_regression
             if limit and not of_the_test(row.limits.origin.get(result.limit)):

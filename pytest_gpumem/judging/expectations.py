@@ -60,9 +60,9 @@ class Ending(NamedTuple):
 class Selection(Record, frozen=True):
     """The tests that a session selects, by its words, ini file and conftest."""
 
-    tests: dict[str, Limits]
+    tests: dict[str, Limits] = field(default_factory=dict)
     """By node id, those that measure or have a limit: the limits of marker and session."""
-    idle: tuple[str, ...]  # Node ids of `tests` without a fixture that measures
+    idle: tuple[str, ...] = ()  # Node ids of `tests` without a fixture that measures
     others: tuple[str, ...] = ()  # Node ids of the others
     left_out: tuple[str, ...] = ()
     """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be

@@ -1,7 +1,7 @@
-"""A limit that is judged, its findings, words of their sentences, the verdict, and whether it fails
-a test. Pure.
+"""The way from a limit to the verdict on a row, and to the failure of its test. Pure.
 
-A finding is a `LimitResult`. No program reads its sentence.
+A `Check` is a limit that is judged. A finding about it is a `LimitResult`, whose sentence no
+program reads. All findings about a row make its verdict.
 """
 
 from __future__ import annotations

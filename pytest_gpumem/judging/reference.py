@@ -201,10 +201,6 @@ class ComparedRun:
     same_code: bool  # the run ran the same machine code as every run of the reference
 
     @property
-    def log_latency(self) -> float:
-        return self.reference.mean + self.log_ratio
-
-    @property
     def comparison(self) -> Comparison:
         reach = self.reference.reach(self.same_code)
         return Comparison(
@@ -251,7 +247,8 @@ def same_code(measurement: Measurement, *past: Measurement) -> bool:
 
 def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
     """Return the FAIL of a gross slow-down; None: the session's end judges the row."""
-    if not fails_in_plain_session(run.log_latency, run.limit(check), run.reference):
+    log_latency = run.reference.mean + run.log_ratio
+    if not fails_in_plain_session(log_latency, run.limit(check), run.reference):
         return None
     why = f"more than {check.limit} + 10 % above the slowest saved process"
     return check.finding(Outcome.FAIL, f"{run.text}: {why}", Code.SLOWER)

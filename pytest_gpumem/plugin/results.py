@@ -21,6 +21,7 @@ from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.conclusion import (
     Conclusion,
     Run,
@@ -49,8 +50,6 @@ def write(gpu: GpuSession, report: Path | None, *, complete: bool) -> bool:
     if report is not None and not _write_report(gpu, report):
         written = False
     if os.environ.get("GITHUB_STEP_SUMMARY") and gpu.announces:
-        from pytest_gpumem.reporting import markdown
-
         failed = markdown.summarise(markdown.page(_run(gpu)), os.environ)
         if failed is not None:
             gpu.remark(failed)
@@ -121,8 +120,6 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     for line in lines:  # pytest escapes all of a text that the output cannot encode
         writer.write_line(printable(line) if "\x1b" not in line else line)
     if os.environ.get("GITHUB_ACTIONS") == "true" and gpu.announces:
-        from pytest_gpumem.reporting import markdown
-
         places = markdown.places_of(gpu.config.rootpath, gpu.rows.places)
         writer.ensure_newline()
         for line in markdown.workflow_commands(gpu.rows, places):

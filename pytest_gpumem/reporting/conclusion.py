@@ -70,7 +70,8 @@ def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
     return f"{len(failing)} of {counted(len(measured), 'row')} {verb}"
 
 
-def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
+def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] = ()) -> list[str]:
+    """The causes, `further` lines, and what to do."""
     simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
     lines = [f"{conclusion.colour}{mark(simulated)}: {'; '.join(conclusion.causes)}"]
     rows = failing_rows(conclusion.rows)
@@ -90,6 +91,9 @@ def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
     drawn = []
     for line in lines:
         drawn += wrapped(printable(line), width, indent="    ")
+    for line in further:
+        if line not in drawn:
+            drawn.append(line)
     for word, what in conclusion.advice:
         drawn.append(printable(f"{word}: {what}"))  # a command stays on its line
     return drawn
@@ -179,21 +183,16 @@ class Run:
 
 
 def run_lines(run: Run, width: int) -> list[str]:
-    lines, advice = [], list[str]()
-    if run.conclusion is not None:
-        text = conclusion_lines(run.conclusion, width)
-        causes = len(text) - len(run.conclusion.advice)
-        lines, advice = text[:causes], text[causes:]
-    else:
-        for row in failing_rows(run.rows):
-            lines += row_lines(row)
-    for line in run.remarks:
-        if line not in lines:
-            lines.append(line)
+    further = list(run.remarks)
     # The remarks of a gate name the rows without a verdict.
     if run.conclusion is None or not run.conclusion.remarks:
-        lines += remedies(run.rows, store=run.conclusion is None)
-    return printable([*lines, *advice])
+        further += remedies(run.rows, store=run.conclusion is None)
+    if run.conclusion is not None:
+        return printable(conclusion_lines(run.conclusion, width, further))
+    lines = []
+    for row in failing_rows(run.rows):
+        lines += row_lines(row)
+    return printable([*lines, *further])
 
 
 # Rows without a verdict, counts, and what was not judged

@@ -11,11 +11,8 @@ from statistics import fmean
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import (
-    FORGIVES,
     NONE,
-    Acceptance,
     Acceptances,
-    AcceptedChange,
 )
 from pytest_gpumem.baselines.history import Baseline, PastRow, memory_of, times_of
 from pytest_gpumem.judging.duet import DuetRow
@@ -55,27 +52,25 @@ def limits_for_duet(
     for row in rows:
         if row.nodeid in failing or base.lacks(row.nodeid) or not row.measured_something:
             continue
-        compared = compared_limits(row)
-        doubted, failed = set(), set()
-        for result in row.verdict.limits:
-            if result.code is not Code.NOT_READ:
-                doubted.add(result.limit)
-            if result.outcome is Outcome.FAIL:
-                failed.add(result.limit)
+        compared, results = compared_limits(row), row.verdict.limits
+        failed = {result.limit for result in results if result.outcome is Outcome.FAIL}
+        if not failed.issubset(compared):
+            continue  # no duet clears the others
+        doubted = {result.limit for result in results if result.code is not Code.NOT_READ}
+        if "" in doubted:  # about the whole measurement
+            doubted.update(compared)
         values, origin = {}, {}
         for name in compared:
-            acceptance = _acceptance(accepted, row.key, name)
-            # A doubt about the whole measurement is of no limit.
-            if name not in doubted and "" not in doubted and acceptance is None:
-                continue
-            values[name] = getattr(row.limits, name)
-            origin[name] = row.limits.origin.get(name, "limit")
+            forgiving = accepted.forgiving(row.key, name)
+            if name in doubted or forgiving is not None:
+                values[name] = getattr(row.limits, name)
+                origin[name] = row.limits.origin.get(name, "limit")
             # Memory is judged by its limit first, and a count without a limit needs none.
-            if acceptance is not None and name != PEAK and acceptance[1].value != NONE:
-                change = acceptance[1]
+            if forgiving is not None and name != PEAK and forgiving[1].value != NONE:
+                change = forgiving[1]
                 values[name] = change.up_to if name == TIME else change.value
                 origin[name] = "accepted"
-        if values and failed <= set(compared):
+        if values:
             limits[row.key] = Limits(**values, origin=origin)
     return limits
 
@@ -87,15 +82,6 @@ def compared_limits(row: Row) -> list[str]:
     if row.footprint is not None and row.limits.max_peak_regression is not None:
         names.append(PEAK)
     return names + relative(row.limits)
-
-
-def _acceptance(
-    accepted: Acceptances, key: str, limit: str
-) -> tuple[Acceptance, AcceptedChange] | None:
-    figure = FORGIVES.get(limit)
-    if figure is None:
-        return None
-    return accepted.of(key, figure, limit if figure == "limit" else "")
 
 
 # After it
@@ -125,7 +111,7 @@ def _with_duet(row: Row, duet_row: DuetRow, accepted: Acceptances) -> Row:
     judged = {result.limit for result in results}
     if "" in judged:
         judged.update(compared_limits(row))
-    # The conditions of the session are not those of the duet.
+    # A doubt about the session's conditions stays for limits by a number alone.
     if all(getattr(row.limits, name) is None for name in BY_NUMBER):
         judged.add("")
     results += [result for result in row.verdict.limits if result.limit not in judged]
@@ -141,18 +127,20 @@ def _with_duet(row: Row, duet_row: DuetRow, accepted: Acceptances) -> Row:
 def _up_to_accepted(
     key: str, result: LimitResult, duet_row: DuetRow, accepted: Acceptances
 ) -> LimitResult:
-    limit, acceptance = result.limit, _acceptance(accepted, key, result.limit)
+    """Return the finding of a duet, or ACCEPTED where the change goes as far as is accepted."""
+    limit, forgiving = result.limit, accepted.forgiving(key, result.limit)
     if result.code is Code.MEASURED_DIFFERENTLY:
-        limit, acceptance = TIME, accepted.of(key, "measured")
-    if acceptance is None:
+        limit, forgiving = TIME, accepted.of(key, "measured")
+    if forgiving is None:
         return result
-    file, change = acceptance
+    file, change = forgiving
+    # The duet judged time and counts up to what is accepted.
+    within = result.outcome is Outcome.PASS
     if change.figure == "memory":
-        too_much = duet_row.head_peak > parse_bytes(change.up_to or "")
-    else:
-        # The duet judged time and counts up to what is accepted.
-        too_much = change.figure != "measured" and change.value != NONE
-    if too_much and result.outcome is not Outcome.PASS:
+        within = within or duet_row.head_peak <= parse_bytes(change.up_to or "")
+    elif change.figure == "measured" or change.value == NONE:
+        within = True
+    if not within:
         return result
     reason = f"{limit} accepted ({file.who}: {file.reason}); {result.reason}"
     return LimitResult(limit, Outcome.ACCEPTED, result.code, reason)
@@ -168,7 +156,7 @@ def crept_limits(
 
     Those that fail against BASE are left out.
     """
-    references: dict[str, Sequence[PastRow]] = {}
+    oldest: dict[str, PastRow] = {}  # by limit, the first run of the reference
     pairs = duet_row.pairs
     if pairs is not None and pairs.outcome in (Outcome.PASS, Outcome.UNDECIDED):
         runs = baseline.reference_runs(row)
@@ -177,17 +165,17 @@ def crept_limits(
             if times and head.measurement is not None:
                 changes.append(against_reference(head.measurement, times).log_ratio)
         if changes and fmean(changes) > pairs.limit:
-            references[TIME] = runs
+            oldest[TIME] = runs[0]
     growth, peak = row.limits.max_peak_regression, duet_row.decided.get(PEAK)
     if growth is not None and peak is not None and peak.outcome is Outcome.PASS:
         runs = baseline.reference_runs(row, "memory")
         peaks = [max(peaks_of(footprint)) for footprint in memory_of(runs)]
         if peaks and duet_row.head_peak > parse_growth(growth).most(max(peaks)):
-            references[PEAK] = runs
+            oldest[PEAK] = runs[0]
     limits: dict[str, Limits] = {}
-    for name, reference in references.items():
-        if _acceptance(accepted, row.key, name) is None:
-            revision = reference[0].file.revision or "unknown"
+    for name, run in oldest.items():
+        if accepted.forgiving(row.key, name) is None:
+            revision = run.file.revision or "unknown"
             of_row = limits.get(revision, Limits(origin=row.limits.origin))
             limits[revision] = structs.replace(of_row, **{name: getattr(row.limits, name)})
     return limits

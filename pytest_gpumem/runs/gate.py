@@ -65,8 +65,8 @@ class Gate:
     screen_only: bool = False
     strict: bool = False
     base_side: Side = field(init=False)
-    of_base: Selection = field(default_factory=lambda: Selection({}, ()))  # the tests of BASE
-    of_head: Selection = field(default_factory=lambda: Selection({}, ()))
+    of_base: Selection = field(default_factory=Selection)  # the tests of BASE
+    of_head: Selection = field(default_factory=Selection)
     """The tests of the change; none if its session did not come to its end."""
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
@@ -102,7 +102,7 @@ class Gate:
         # Tests after the first failure are judged too: the duet may clear that failure.
         words = [*self.arguments, *self.options, "--maxfail=0"]
         command = pytest_command(words, options=["--no-header"], results=self.file)
-        of_base, not_collected = Selection({}, ()), None
+        of_base, not_collected = Selection(), None
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             base, head = Path(folder, "base.json"), Path(folder, "head.json")
             variables = {BASELINE_OF: self.base, BASE_SELECTION: str(base), SELECTION: str(head)}
@@ -154,14 +154,13 @@ class Gate:
             if any(selects(old, nodeid) for nodeid in (*base.tests, *base.others)):
                 self.old_names[new] = old
         new_names = {old: new for new, old in self.old_names.items()}
-        tests, idle = {}, []
-        for nodeid, limits in base.tests.items():
-            name = under_other_name(nodeid, new_names)
-            tests[name] = limits
-            if nodeid in base.idle:
-                idle.append(name)
-        others = tuple(under_other_name(nodeid, new_names) for nodeid in base.others)
-        self.of_base = structs.replace(base, tests=tests, others=others, idle=tuple(idle))
+
+        def renamed(nodeids: Iterable[str]) -> tuple[str, ...]:
+            return tuple(under_other_name(nodeid, new_names) for nodeid in nodeids)
+
+        tests = dict(zip(renamed(base.tests), base.tests.values(), strict=True))
+        others, idle = renamed(base.others), renamed(base.idle)
+        self.of_base = structs.replace(base, tests=tests, others=others, idle=idle)
 
     def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
         for change in changes:
