@@ -57,7 +57,7 @@ class TriadBench:
         """Measure the triad by this project, as a test does; and the seconds of wall time that it took."""
         begun = time.perf_counter()
         target = target_of(self.triad, arguments, {}, arena=self.arena)
-        measurement = measure(self._harness, target, plan, arena=self.arena, label="", name="triad")
+        measurement = measure(self._harness, target, plan, "triad")
         return measurement, time.perf_counter() - begun
 
     def launcher(self, arrays: tuple[Buffer, Buffer, Buffer]) -> Callable[[int], None]:

@@ -313,14 +313,14 @@ class CaseTarget(_CodeTarget):
             if not out_of_memory(error):
                 raise
         self.device.memory.make_room()
-        self._arena.close_kept()  # of earlier cases of the test
+        self.arena.close_kept()  # of earlier cases of the test
         self._make_once()
 
     def _make_once(self) -> None:
         # The same seed for every placement: the same content at other addresses.
-        arena = Arena(self.device, self._arena.seed, oversubscribes=self._arena.oversubscribes)
+        arena = Arena(self.device, self.arena.seed, oversubscribes=self.arena.oversubscribes)
         try:
-            case = self._build(Memory(arena, self._arena.stream))
+            case = self._build(Memory(arena, self.arena.stream))
             if not isinstance(case, Case):
                 raise BadCall(
                     f"the function given to gpu_benchmark.case() returned {case!r}, not a Case"
@@ -351,7 +351,7 @@ class CaseTarget(_CodeTarget):
         self._describe(*notes)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
-        self._arena.pad(padding(random))
+        self.arena.pad(padding(random))
         # Both placements live for a moment, so that the new gets no old address.
         old = self._buffers
         try:
@@ -370,5 +370,5 @@ class CaseTarget(_CodeTarget):
 
     def close(self) -> None:
         # The test may look at the arrays of the last placement until it ends.
-        self._arena.keep(self._buffers)
+        self.arena.keep(self._buffers)
         self._windows.close()

@@ -18,7 +18,6 @@ from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness
 from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran
-from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.options import MODES
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions, worst
@@ -42,12 +41,10 @@ class Plan:
     ran: bool = False  # finds each step of a launch, with the machine code of its kernels
 
 
-def measure(
-    harness: Harness, target: Target, plan: Plan, *, arena: Arena, label: str, name: str
-) -> Measurement:
+def measure(harness: Harness, target: Target, plan: Plan, name: str) -> Measurement:
     """Measure a target, and close it.
 
-    `arena`: holds the padding between placements. `name`: of the test's NVTX ranges.
+    `name`: of the test's NVTX ranges.
     Raises `WrongResult`: the result of a launch is not the reference's.
     Raises `BadCall`: mode or sampler do not fit the target.
     Raises `Unsupported`, `DeviceError`: the device cannot do it, or a launch failed.
@@ -62,10 +59,10 @@ def measure(
         try:
             if plan.mode not in MODES:
                 raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
-            return _Measuring(harness, target, plan, arena, name).run(label)
+            return _Measuring(harness, target, plan, name).run()
         finally:
             try:
-                arena.pad(0)
+                target.arena.pad(0)
             finally:
                 target.close()
 
@@ -75,7 +72,6 @@ class _Measuring:
     harness: Harness
     target: Target
     plan: Plan
-    arena: Arena
     name: str
     notes: list[str] = field(default_factory=list)
 
@@ -84,7 +80,7 @@ class _Measuring:
         self.counting = tuple if self.target.window is None else without_exceptions
         self.others = Disturbances(self.harness, WAIT_SHARE * self.plan.budget)
 
-    def run(self, label: str) -> Measurement:
+    def run(self) -> Measurement:
         harness, device, target, plan = self.harness, self.device, self.target, self.plan
 
         # Check. Work that the test queued before, on whatever stream, must not race with it.
@@ -101,9 +97,7 @@ class _Measuring:
         floors = harness.floors()
 
         # Warm up and sample.
-        self.sampler = sampler = Sampler(
-            harness, target, plan.mode, plan.sampler, self.arena.seed, self.name
-        )
+        self.sampler = sampler = Sampler(harness, target, plan.mode, plan.sampler, self.name)
         self.others.wait_out()
         self._sample()
         others, readings = self.others, sampler.readings
@@ -115,8 +109,8 @@ class _Measuring:
                 migrations = count_migrations(target, profiled=harness.profiled)
         if plan.ran:
             with self._range("watch"):
-                fastest, managed = min(readings.medians, default=0.0), self.arena.managed
-                ran = find_what_ran(target, managed, fastest, profiled=harness.profiled)
+                fastest = min(readings.medians, default=0.0)
+                ran = find_what_ran(target, fastest, profiled=harness.profiled)
         window = None if target.window is None else target.window.window
         launches_wait = device.launches_wait()
         busy = any(others.looks)
@@ -129,7 +123,7 @@ class _Measuring:
             self.notes.append(not_checked)
 
         return Measurement(
-            label=label,
+            label="",
             target=target.name,
             mode=plan.mode,
             sampler=sampler.name,

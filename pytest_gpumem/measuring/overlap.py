@@ -10,7 +10,6 @@ from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.measure import Plan, measure
 from pytest_gpumem.measuring.works import DEVICE_TO_HOST, HOST_TO_DEVICE, Work, in_turn
-from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.records.measurement import Overlap, Part
 
 PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
@@ -18,9 +17,7 @@ AGREE = 0.1  # largest difference between the sequence and the sum of its parts,
 TRIES = 3  # times that parts and sequence are measured until they agree
 
 
-def overlap_of(
-    harness: Harness, work: Work, plan: Plan, *, arena: Arena, name: str
-) -> Overlap | None:
+def overlap_of(harness: Harness, work: Work, plan: Plan, name: str) -> Overlap | None:
     """Measure each part of overlapping work alone, and all parts in turn.
 
     Returns None for work that overlaps nothing, and under a profiler, which slows each part
@@ -35,9 +32,9 @@ def overlap_of(
     def latency(part: Work) -> float:
         part = copy.copy(part)
         part.verify = None  # the whole is checked, of which it is a part
-        return measure(harness, part, short, arena=arena, label="", name=name).latency
+        return measure(harness, part, short, name).latency
 
-    pieces = (*work.parts, in_turn(arena, work.parts))
+    pieces = (*work.parts, in_turn(work.parts))
     seconds = [latency(piece) for piece in pieces]
     for _ in range(TRIES - 1):
         together = sum(seconds[:-1])
@@ -53,7 +50,7 @@ def overlap_of(
     return Overlap(
         parts=tuple(parts),
         sequential=seconds[-1],
-        bound=bound_of(arena.device, engines),
+        bound=bound_of(work.device, engines),
         streams=work.streams,
         chunks=work.chunks,
     )

@@ -88,11 +88,11 @@ class Sampler:
     take over, and where no hold can show them, the host's clock."""
 
     def __init__(
-        self, harness: Harness, target: Target, mode: str, requested: str, seed: int, test: str
+        self, harness: Harness, target: Target, mode: str, requested: str, test: str
     ) -> None:
         self._harness, self._device, self._mode, self._test = harness, harness.device, mode, test
         simulated = harness.device.facts.simulated  # the same in every process
-        self._random = np.random.default_rng(seed if simulated else None)
+        self._random = np.random.default_rng(target.arena.seed if simulated else None)
         self.target = target
         launches_wait = self._device.launches_wait()
         self._requested = requested

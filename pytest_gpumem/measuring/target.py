@@ -67,7 +67,7 @@ class Target:
 
     def __init__(self, name: str, arena: Arena, window: PersistingStream | None = None) -> None:
         """`window`: the persisting stream on which it runs; None: it runs on the arena's."""
-        self.name, self.device, self.window, self._arena = name, arena.device, window, arena
+        self.name, self.arena, self.device, self.window = name, arena, arena.device, window
         self.stream: Stream = arena.stream if window is None else window.stream
         self._queues: list[Queue] = []  # queues a launch, for each placement
         self.prepare: Queue = nothing  # queues what restores changed inputs, untimed
@@ -83,7 +83,7 @@ class Target:
         Raises `OutOfMemory` where not even a single placement fits; all stays usable.
         """
         try:
-            self._arena.pad(padding(random))
+            self.arena.pad(padding(random))
             for buffer in self._movable:
                 buffer.move()
         finally:
@@ -306,8 +306,8 @@ class KernelTarget(Target):
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
         if self.any_stream and all(buffer.kind is MemoryKind.DEVICE for buffer in self._movable):
             count = self._fitting(wanted, most)
-            if count < wanted and self._arena.kept:
-                self._arena.close_kept()
+            if count < wanted and self.arena.kept:
+                self.arena.close_kept()
                 count = self._fitting(wanted, most)
             if count:
                 self._scatter(count, random)
@@ -326,12 +326,12 @@ class KernelTarget(Target):
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
         sizes = [buffer.nbytes for buffer in self._movable]
-        self._copies = self._arena.scatter(sizes * count, int(random.integers(2**32)))
+        self._copies = self.arena.scatter(sizes * count, int(random.integers(2**32)))
         outputs = []
         for parameter in self._bound.kernel.parameters:
             if parameter.role is Role.WRITE:
                 outputs.append(self._buffers[parameter.name])
-        queues, stream = [], self._arena.stream
+        queues, stream = [], self.arena.stream
         for first in range(0, len(self._copies), len(sizes)):
             placed = dict(zip(self._movable, self._copies[first:], strict=False))
             for buffer, copy in placed.items():
@@ -346,14 +346,14 @@ class KernelTarget(Target):
             self._bind()
             copies, self._copies = self._copies, []
             for allocation in copies:
-                self._arena.release(allocation)
+                self.arena.release(allocation)
 
     def close(self) -> None:
         try:
             self._leave()
         finally:
             for saved in self._saved.values():
-                self._arena.release(saved)
+                self.arena.release(saved)
             self._saved.clear()
 
 

@@ -4,7 +4,6 @@ untimed passes for page faults, migrations, and what a launch ran.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from pytest_gpumem.devices.protocol import Launch, NotCounted, Stream, Undeliver
 from pytest_gpumem.judging.differences import merged_record
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
 from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.what_ran import WhatRan, what_ran
@@ -104,9 +102,7 @@ def _watch(target: Target, stream: Stream, idle: Launch, timeout: float) -> Watc
     return WatchedLaunch(stream, last.start - first.end, len(spans) > 2, outside, on_stream)
 
 
-def find_what_ran(
-    target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
-) -> WhatRan:
+def find_what_ran(target: Target, latency: float, *, profiled: bool) -> WhatRan:
     """Return what a launch runs, or why that is unknown. Two launches of code of the user have to
     run the same: else the digest of either would say nothing of the others.
     """
@@ -132,18 +128,18 @@ def find_what_ran(
         elif before is not None:
             merged = merged_record([before, seen])
         if merged is not None:
-            state = _state(target, managed)
+            state = _state(target)
             return what_ran(merged.launch, state, not_watched=merged.not_watched)
         before = seen
     return replace(before or WhatRan(), not_watched=why)
 
 
-def _state(target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
+def _state(target: Target) -> dict[str, str]:
     """As `WhatRan.state`."""
     state = {f"argument {name}": kind for name, kind in target.host_memory}
     if target.device.facts.persists:
         state["set-aside of L2"] = format_bytes(target.device.l2.set_aside())
-    for number, buffer in enumerate(dict.fromkeys((*managed, *target.managed)), 1):
+    for number, buffer in enumerate(dict.fromkeys((*target.arena.managed, *target.managed)), 1):
         text = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
         if isinstance(buffer, ManagedBuffer) and buffer.advice.words:
             text += f", {', '.join(buffer.advice.words.values())}"

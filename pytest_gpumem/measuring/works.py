@@ -200,7 +200,7 @@ class Works:
     def in_turn(self, *works: Work) -> Work:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
         _check("in_turn", works)
-        return in_turn(self._arena, works)
+        return in_turn(works)
 
     def after(self, before: Work, work: Work) -> Work:
         """`work`, with an untimed run of `before` ahead of every sample, which fills the caches.
@@ -250,7 +250,7 @@ class Works:
                 check()
 
         spread = _spread(device, lanes, queue)
-        whole = _several(self._arena, works, " beside ", spread, poison, verify if checks else None)
+        whole = _several(works, " beside ", spread, poison, verify if checks else None)
         whole.parts, whole.streams = works, len(lanes)
         return whole
 
@@ -346,9 +346,9 @@ class Works:
         self._allocators.close()
 
 
-def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
+def in_turn(works: Sequence[Work]) -> Work:
     """Return works, each on the result of the one before; the last result is checked."""
-    device, last = arena.device, works[-1]
+    device, last = works[0].device, works[-1]
 
     def queue(stream: Stream) -> None:
         for index, work in enumerate(works):
@@ -363,7 +363,7 @@ def in_turn(arena: Arena, works: Sequence[Work]) -> Work:
             device.streams.synchronize(stream)
         last.poison(stream)
 
-    return _several(arena, works, " then ", queue, poison, last.verify)
+    return _several(works, " then ", queue, poison, last.verify)
 
 
 def _spread(device: Device, lanes: Sequence[Stream], queue: Queue) -> Queue:
@@ -380,7 +380,6 @@ def _spread(device: Device, lanes: Sequence[Stream], queue: Queue) -> Queue:
 
 
 def _several(
-    arena: Arena,
     works: Sequence[Work],
     between: str,
     queue: Queue,
@@ -389,7 +388,7 @@ def _several(
 ) -> Work:
     """Join works; the bytes are those that cross links, in both directions."""
     name = between.join(work.name for work in works)
-    whole = Work(arena, name, _engines(works), queue, poison, verify)
+    whole = Work(works[0].arena, name, _engines(works), queue, poison, verify)
     whole.waits = any(work.waits for work in works)
     crossing = 0
     for work in works:

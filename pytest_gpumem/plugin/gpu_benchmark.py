@@ -292,7 +292,7 @@ class GpuBenchmark:
         label, merged = self._checked(label), self._merged(limits)
         if count_pages not in (None, True, False):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
-        target, arena, name = make(), test.arena, session.names.unique(test.item.nodeid)
+        target, name = make(), session.names.unique(test.item.nodeid)
         with ExitStack() as stack:
             if label:  # a profiler tells the measurements of one test apart by it
                 stack.enter_context(session.ranges.range(labelled(name, label)))
@@ -308,14 +308,15 @@ class GpuBenchmark:
             )
             harness = session.harness
             try:
-                measurement = measure(harness, target, plan, arena=arena, label=label, name=name)
+                measurement = measure(harness, target, plan, name)
             except WrongResult as error:
                 test.wrong = test.wrong or str(error)
                 raise
             overlap = None
             if isinstance(target, Work):
-                overlap = overlap_of(harness, target, plan, arena=arena, name=name)
-        measurement = replace(measurement, overlap=overlap, card=session.facts.uuid)
+                overlap = overlap_of(harness, target, plan, name)
+        card = session.facts.uuid
+        measurement = replace(measurement, label=label, overlap=overlap, card=card)
         extra = Extra()
         test.measurements[label] = measurement, merged, extra
         return Result(measurement, test.device.facts, extra, self._claim)

@@ -73,7 +73,7 @@ class Bench:
 
     def take(self, target: Target, **plan: Any) -> Measurement:
         how = Plan(**{**QUICK, **plan})
-        return measure(self.harness, target, how, arena=self.arena, label="", name="test_it")
+        return measure(self.harness, target, how, "test_it")
 
     def measure(self, kernel: str, *arguments: Any, **plan: Any) -> Measurement:
         return self.take(self.kernel_target(kernel, *arguments), **plan)
