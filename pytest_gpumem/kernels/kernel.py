@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from inspect import Parameter as Place
+from inspect import Signature
 from typing import Any, Literal, TypeAlias
 
 from pytest_gpumem.kernels.sources import CPP_TYPES
@@ -129,6 +131,15 @@ class Kernel:
     kernel that computes more than it moves: the cycles of its arithmetic."""
     cycle: str | None = None
     """Parameter that needs a random cycle in place of random data, for a pointer chase."""
+
+    @property
+    def signature(self) -> Signature:
+        """How a caller gives the arguments."""
+        places = []
+        for parameter in self.parameters:
+            default = Place.empty if parameter.default is None else parameter.default
+            places.append(Place(parameter.name, Place.POSITIONAL_OR_KEYWORD, default=default))
+        return Signature(places)
 
     def expression(self, dtype: str, shape: LaunchShape) -> str:
         """Return the C++ name expression to compile for an element type: "triad<float, 1>"."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from inspect import Parameter as Place
-from inspect import Signature
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +20,6 @@ from pytest_gpumem.units import ShownError, did_you_mean, format_bytes
 Buffers = Mapping[str, Buffer]  # by parameter
 Values = Mapping[str, int | float]  # of scalars, by parameter
 Copies = Mapping[Buffer, Allocation]
-NO_COPIES: Copies = MappingProxyType({})
 
 
 class BadCall(ShownError, ValueError):
@@ -88,13 +85,10 @@ class BoundKernel:
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
         """Return buffers and scalars by parameter name. Raises `BadCall`."""
-        parameters, places = self.kernel.parameters, []
-        for parameter in parameters:
-            default = Place.empty if parameter.default is None else parameter.default
-            places.append(Place(parameter.name, Place.POSITIONAL_OR_KEYWORD, default=default))
+        parameters = self.kernel.parameters
         signature = f"{self.name}({', '.join(parameter.name for parameter in parameters)})"
         try:
-            given = Signature(places).bind(*arguments, **keywords)
+            given = self.kernel.signature.bind(*arguments, **keywords)
         except TypeError as error:
             raise BadCall(f"{signature}: {error}") from None
         given.apply_defaults()
@@ -145,7 +139,9 @@ class BoundKernel:
         except ValueError as error:
             raise BadCall(f"{self.kernel.name}: {error}") from None
 
-    def launch(self, buffers: Buffers, values: Values, copies: Copies = NO_COPIES) -> Launch:
+    def launch(
+        self, buffers: Buffers, values: Values, copies: Copies = MappingProxyType({})
+    ) -> Launch:
         """The launch with the buffers where they now are, or with `copies` of them or of parts.
         Raises `BadCall`, `Unsupported`: types or sizes do not fit, or the memory cannot be seen.
         """

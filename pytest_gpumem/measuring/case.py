@@ -49,8 +49,8 @@ class Case:
     reads: Sequence[Any] = ()
     """Arrays or buffers that a launch reads, whole."""
     writes: Sequence[Any] = ()
-    """Arrays or buffers that a launch writes, whole; poisoned before a check, unless they are also
-    read."""
+    """Arrays or buffers that a launch writes, whole; buffers are poisoned before a check, unless
+    they are also read."""
     window: Any = None
     """Buffer, or array of one, that is made persisting in L2."""
     moved: int | str | None = None
@@ -59,8 +59,6 @@ class Case:
     reference: Callable[[], object] | None = None
     """Does on the host what `launch` does on a GPU, through the buffers' `view()`; the simulated
     device runs it."""
-    name: str = ""
-    """Shown in the table; default: the name of the function that built the case."""
 
 
 def target_of(
@@ -162,11 +160,6 @@ class _CodeTarget(Target):
         self.poison, self.verify = self._poison, None
         if self._case.check is not None:
             self.verify = self._verify
-        if self.verify is not None and not all(isinstance(array, Buffer) for array in self._writes):
-            notes += (
-                "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
-                "check",
-            )
         self.describe(self._buffers.managed, *notes)
         # It may touch any managed buffer, through closures or other libraries.
         self.managed = tuple(buffer for buffer in self._buffers.managed if buffer.goes_home)
@@ -300,8 +293,7 @@ class CaseTarget(_CodeTarget):
             try:
                 self._open()
             except BaseException:
-                self._windows.close()
-                self._buffers.close()
+                self.close()
                 raise
 
     def _make(self) -> None:
@@ -325,8 +317,6 @@ class CaseTarget(_CodeTarget):
                 raise BadCall(
                     f"the function given to gpu_benchmark.case() returned {case!r}, not a Case"
                 )
-            if case.window is not None and arena.find(case.window) is None:
-                raise BadCall("Case.window is a buffer or array of the function's `memory`")
             _check_call(f"Case.launch {NO_ARGUMENTS}", case.launch)
             self._take(case, arena, "Case.{}")
         except BaseException:
@@ -336,11 +326,12 @@ class CaseTarget(_CodeTarget):
     def _open(self) -> None:
         """Open the window of what was built, and describe it."""
         case, self.window = self._case, None
-        buffer = None if case.window is None else self._buffers.find(case.window)
-        if buffer is not None:
+        if case.window is not None:
+            buffer = self._buffers.find(case.window)
+            if buffer is None:
+                raise BadCall("Case.window is a buffer or array of the function's `memory`")
             self.window = self._windows.enter_context(persisting(self.device, buffer))
             self.stream = self.window.stream
-        self.name = case.name or self.name
         self._bind()
         notes = []
         if not all(isinstance(array, Buffer) for array in (*self._reads, *self._writes)):

@@ -98,7 +98,6 @@ class _Measuring:
 
         # Warm up and sample.
         self.sampler = sampler = Sampler(harness, target, plan.mode, plan.sampler, self.name)
-        self.others.wait_out()
         self._sample()
         others, readings = self.others, sampler.readings
 
@@ -111,8 +110,6 @@ class _Measuring:
             with self._range("watch"):
                 fastest = min(readings.medians, default=0.0)
                 ran = find_what_ran(target, fastest, profiled=harness.profiled)
-        window = None if target.window is None else target.window.window
-        launches_wait = device.launches_wait()
         busy = any(others.looks)
         if busy or plan.pages:
             harness.forget_floors()
@@ -132,12 +129,12 @@ class _Measuring:
             half_width=stopping.half_width(self.counting(readings.medians)),
             moved_bytes=target.moved_bytes,
             footprint=target.footprint,
-            floor=floors.empty / sampler.batch if sampler.in_batches else floors.empty,
+            floor=floors.empty / sampler.batch,
             overhead=floors.launch if sampler.name == "blocked" else None,
             conditions=(others.seen[0], others.seen[-1]),
             during=worst(others.seen),
             discarded=readings.discarded,
-            window=window,
+            window=None if target.window is None else target.window.window,
             profiled=harness.profiled,
             migrations=migrations,
             what_ran=ran,
@@ -145,7 +142,7 @@ class _Measuring:
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
             work_seen=sampler.work_seen,
-            launches_wait=launches_wait,
+            launches_wait=device.launches_wait(),
             busy=statistics.fmean(others.looks) if busy else 0.0,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else None,
             checked=target.verify is not None and not_checked is None,
@@ -168,6 +165,7 @@ class _Measuring:
         if self.harness.profiled:
             self._sample_profiled()
             return
+        self.others.wait_out()
         self.others.look(LOOKS)
         begun = now() - self.others.waited
         with self._range("warm-up"):
@@ -257,9 +255,8 @@ class _Measuring:
         places = self.target.places
         # Placements in turn share the budget; those side by side are sampled until they agree.
         side_by_side = places >= wanted
-        quota = chunk = stopping.samples_per_placement(cost, budget, wanted)
-        if cost > 0:
-            chunk = max(1, int(CHUNK_SECONDS / (cost * places)))
+        quota = stopping.samples_per_placement(cost, budget, wanted)
+        chunk = max(1, int(CHUNK_SECONDS / (cost * places)))
         readings.begin(places)
         enough = False
         while not enough:

@@ -94,11 +94,8 @@ class Sampler:
         simulated = harness.device.facts.simulated  # the same in every process
         self._random = np.random.default_rng(target.arena.seed if simulated else None)
         self.target = target
-        launches_wait = self._device.launches_wait()
         self._requested = requested
-        self.name, self.reason = choose(
-            requested, target, mode, profiled=harness.profiled, launches_wait=launches_wait
-        )
+        self.name, self.reason = choose(requested, target, mode, profiled=harness.profiled)
         self.latency: float | None = None  # seconds of a launch, as far as is known
         self.host_times: list[float] = []  # seconds that the host took to queue a launch
         self.clocks: list[float] = []  # hertz of the SM clock during the holds before samples
@@ -116,6 +113,9 @@ class Sampler:
 
     @property
     def batch(self) -> int:
+        """Launches of a sample."""
+        if not self.in_batches:
+            return 1
         return batch_of(self.latency, foreign=self.target.foreign)
 
     def use_host(self, reason: str) -> None:
@@ -125,35 +125,33 @@ class Sampler:
         self.name, self.reason = "host", by_host(reason)
         self.readings.drop()
 
-    def expire(self, expired: HoldExpired) -> bool:
-        """Note a hold that expired; return True if the host's clock takes over."""
+    def expire(self, expired: HoldExpired) -> None:
+        """Note a hold that expired: a late load of a kernel may happen once, and from the second on
+        the host's clock takes over."""
         self.expired += 1
-        if self.expired == 1:
-            return False  # a late load of a kernel may happen once
-        self.use_host(str(expired))
-        return True
+        if self.expired > 1:
+            self.use_host(str(expired))
 
     def find_stream(self) -> float:
         """Launch once, and time foreign code on the stream where it works, or else by the host's
         clock. Return the seconds of a launch, if they are known."""
         device, target, watched = self._device, self.target, None
-        while True:
-            # The first launch compiles and loads; nothing may hold the stream meanwhile.
-            begun = device.now()
-            self.launch_once()
-            whole = device.now() - begun
-            device.memory.settle()
-            if not target.foreign or self.name == "host":
+        # The first launch compiles and loads; nothing may hold the stream meanwhile.
+        begun = device.now()
+        self.launch_once()
+        whole = device.now() - begun
+        device.memory.settle()
+        if not target.foreign or self.name == "host":
+            return 0.0
+        try:
+            watched = find_stream(target, self._harness.idle, whole)
+        except HoldExpired as expired:
+            self.expire(expired)
+            if self.name == "host":
                 return 0.0
-            try:
-                watched = find_stream(target, self._harness.idle, whole)
-            except HoldExpired as expired:
-                if self.expire(expired):
-                    return 0.0
-                continue
-            except NotCounted as why:
-                self.notes.append(f"own streams not checked: {why}")
-            break
+            return self.find_stream()
+        except NotCounted as why:
+            self.notes.append(f"own streams not checked: {why}")
         if watched is None or not watched.seen:  # as of a prefetch
             self.renew()
             seconds = self.samples(1)[-1][1]
@@ -250,8 +248,8 @@ class Sampler:
                 with uncollected(), self._current_stream():
                     return self._samples(rounds)
             except HoldExpired as expired:
-                if self.expire(expired):
-                    self.renew()
+                self.expire(expired)
+                self.renew()
 
     def _samples(self, rounds: int) -> list[tuple[int, float]]:
         places, samples = self.target.places, []
@@ -366,9 +364,7 @@ class Sampler:
             self.clocks.append(clock)
 
 
-def choose(
-    requested: str, target: Target, mode: str, *, profiled: bool, launches_wait: bool = False
-) -> tuple[str, str]:
+def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> tuple[str, str]:
     """Return a sampler, and the reason.
 
     Raises `BadCall`: the requested sampler cannot measure the target.
@@ -382,7 +378,7 @@ def choose(
                 '"hot", no restore and no managed pages to put back; "blocked" measures others'
             )
         return requested, "asked for"
-    if launches_wait:
+    if target.device.launches_wait():
         return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device"
     if target.waits:
         return "host", by_host("the host takes part (a copy of pageable memory)")

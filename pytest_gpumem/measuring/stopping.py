@@ -50,26 +50,18 @@ def precise(medians: Sequence[float], wanted_share: float) -> bool:
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
-    """Return the part of the standard error of the mean of the medians that samples leave.
+    """Return the part of the standard error of the mean of the medians that samples leave, of
+    placements with as many samples each.
 
     A median's standard error is half the distance between the samples that lie a standard
     deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
     (David and Nagaraja 2003, Order Statistics, chapter 7). It covers two levels between which the
     median may fall, and is 0 where the clock's ticks are coarser than the samples' variation.
     """
-    variance = 0.0
-    for samples in placements:
-        ordered, reach = sorted(samples), 0.5 / math.sqrt(len(samples))
-        width = _quantile(ordered, 0.5 + reach) - _quantile(ordered, 0.5 - reach)
-        variance += (width / 2) ** 2
-    return math.sqrt(variance) / len(placements)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    last = len(ordered) - 1
-    at = share * last
-    low, high = ordered[int(at)], ordered[min(int(at) + 1, last)]
-    return low + (at - int(at)) * (high - low)
+    samples = np.asarray(placements)
+    reach = 0.5 / math.sqrt(samples.shape[1])
+    low, high = np.quantile(samples, (0.5 - reach, 0.5 + reach), axis=1)
+    return float(np.linalg.norm(high - low)) / 2 / len(samples)
 
 
 def enough(
@@ -106,8 +98,6 @@ def rounds_left(rounds: int, places: int) -> int:
 
 def affordable(cost: float, budget: float) -> int:
     """Return the largest number of placements side by side, if a sample has this cost."""
-    if cost <= 0:
-        return MOST_SAMPLES
     samples = 1 + LEAST_SAMPLES  # the first warms up
     return max(2, int(min(budget / (samples * cost), MOST_SAMPLES)))
 
@@ -120,8 +110,6 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     most = FEW_SAMPLES
     if placements > 1:
         most = ENOUGH_SAMPLES
-    if cost <= 0:
-        return most
     least = min(LEAST_SAMPLES, max(1, int(budget / min(placements, 2) / cost)))
     return int(min(most, max(least, budget / placements / cost)))
 

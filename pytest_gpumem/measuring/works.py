@@ -283,7 +283,6 @@ class Works:
         """
         memory, device, stream = self._memory, self.device, self._arena.stream
         _at_least_one("n_streams", n_streams)
-        _at_least_one("chunks", 1 if chunks is None else chunks)
         _check_engines(device, {HOST_TO_DEVICE})
         source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
         outputs = [there]
@@ -302,7 +301,7 @@ class Works:
             return tuple(works)
 
         parts = steps(1)  # measured alone, each on all of the data
-        pieces = chunks or n_streams
+        pieces = n_streams if chunks is None else chunks
         in_chunks = steps(pieces)
         lanes = [device.streams.create() for _ in range(n_streams)]
 

@@ -72,7 +72,7 @@ WAYS_IN = """
             calls.append(1)
             if len(calls) == 20:
                 leave()
-        return Case(lambda: None, reads=[x], window=x if window else None, reference=work, name="x")
+        return Case(lambda: None, reads=[x], window=x if window else None, reference=work)
     """
 
 

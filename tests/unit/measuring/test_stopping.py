@@ -143,7 +143,7 @@ def test_samples_are_shared_over_placements_within_bounds() -> None:
         samples_per_placement(cost=0.2, budget=1.0, placements=8) == 2
     )  # two placements keep the budget
     assert samples_per_placement(cost=5.0, budget=1.0, placements=8) == 1
-    assert samples_per_placement(cost=0.0, budget=1.0, placements=1) == FEW_SAMPLES
+    assert samples_per_placement(cost=1e-6, budget=1.0, placements=1) == FEW_SAMPLES
 
 
 WIDE = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.1, 0.9]
