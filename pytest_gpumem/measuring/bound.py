@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
+from operator import index
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +31,17 @@ class NoSuchKernel(ShownError, AttributeError):
     """The catalogue has no kernel of that name."""
 
 
+def check_stream(name: str, stream: object) -> None:
+    """Note that a persisting stream is used, or raise `BadCall`: it is none, or not open."""
+    if not isinstance(stream, PersistingStream):
+        raise BadCall(f"{name} takes what persisting_stream() gives, not {type(stream).__name__}")
+    if stream.closed:
+        raise BadCall(
+            f"{name} is a persisting stream whose `with` block has ended: measure inside the block"
+        )
+    stream.used = True
+
+
 @dataclass(frozen=True)
 class BoundKernel:
     """A kernel of the catalogue on a device.
@@ -49,25 +61,19 @@ class BoundKernel:
 
     def with_grid(self, blocks: int) -> BoundKernel:
         """The same kernel launched with `blocks` blocks, a positive integer."""
-        if isinstance(blocks, bool) or not isinstance(blocks, Integral) or blocks <= 0:
-            raise BadCall(f"with_grid() takes a positive number of blocks, not {blocks!r}")
-        return replace(self, blocks=int(blocks))
+        return replace(self, blocks=index(blocks))
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
         """The same kernel on a persisting stream: its untimed calls, its measurements, and its
         launches as a part of `gpu_work`.
         Raises `BadCall`, `BadWindow`: no open stream carries the window.
         """
-        if not isinstance(stream, PersistingStream):
-            raise BadCall(
-                f"with_stream() takes what persisting_stream() gives, not {type(stream).__name__}"
-            )
-        if stream.closed or stream.where != "stream":
+        check_stream("with_stream()", stream)
+        if stream.where != "stream":
             raise BadWindow(
-                "with_stream() takes an open persisting stream that itself has the window "
-                f'(where="stream"); this one has where="{stream.where}", or its block has ended'
+                "with_stream() takes a persisting stream that itself has the window "
+                f'(where="stream"); this one has where="{stream.where}"'
             )
-        stream.used = True
         return replace(self, stream=stream.stream, persisting=stream)
 
     @on_its_device

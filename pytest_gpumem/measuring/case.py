@@ -17,7 +17,7 @@ import numpy as np
 from pytest_gpumem.devices.memory_kinds import PLENTY
 from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel, check_stream
 from pytest_gpumem.measuring.target import KernelTarget, Target, WrongResult, out_of_memory, padding
 from pytest_gpumem.measuring.works import Work
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -87,7 +87,7 @@ def target_of(
     if isinstance(function, BoundKernel) and stream is None:
         stream = function.persisting
     if stream is not None:
-        _check_stream(stream)
+        check_stream("stream=", stream)
     with arena.device.current():
         if isinstance(function, BoundKernel):
             for field, value in declared.items():
@@ -103,16 +103,6 @@ def target_of(
         "gpu_benchmark() takes a kernel of gpu_kernels, uncalled, or a callable, not an object of "
         f"type {type(function).__name__}"
     )
-
-
-def _check_stream(stream: object) -> None:
-    if not isinstance(stream, PersistingStream):
-        raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
-    if stream.closed:
-        raise BadCall(
-            "stream= is a persisting stream whose `with` block has ended: measure inside the block"
-        )
-    stream.used = True
 
 
 class _CodeTarget(Target):

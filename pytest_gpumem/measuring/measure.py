@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, DeviceError
 from pytest_gpumem.measuring import stopping
@@ -67,18 +67,12 @@ def measure(harness: Harness, target: Target, plan: Plan, name: str) -> Measurem
                 target.close()
 
 
-@dataclass
 class _Measuring:
-    harness: Harness
-    target: Target
-    plan: Plan
-    name: str
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.device = self.harness.device
-        self.counting = tuple if self.target.window is None else without_exceptions
-        self.others = Disturbances(self.harness, WAIT_SHARE * self.plan.budget)
+    def __init__(self, harness: Harness, target: Target, plan: Plan, name: str) -> None:
+        self.harness, self.target, self.plan, self.name = harness, target, plan, name
+        self.device, self.notes = harness.device, list[str]()
+        self.counting = tuple if target.window is None else without_exceptions
+        self.others = Disturbances(harness, WAIT_SHARE * plan.budget)
 
     def run(self) -> Measurement:
         harness, device, target, plan = self.harness, self.device, self.target, self.plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.harness import Harness
@@ -25,9 +24,8 @@ def overlap_of(harness: Harness, work: Work, plan: Plan, name: str) -> Overlap |
     """
     if not work.parts or harness.profiled:
         return None
-    short = Plan(plan.mode, plan.sampler, 1, plan.precision, PART_SHARE * plan.budget)
-    if work.waits:
-        short = replace(short, sampler="host")
+    sampler = "host" if work.waits else plan.sampler
+    short = Plan(plan.mode, sampler, 1, plan.precision, PART_SHARE * plan.budget)
 
     def latency(part: Work) -> float:
         part = copy.copy(part)

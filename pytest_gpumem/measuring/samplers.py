@@ -84,8 +84,7 @@ class Readings:
 
 
 class Sampler:
-    """Takes samples of a target. Where no graph can capture its launches, batches behind a hold
-    take over, and where no hold can show them, the host's clock."""
+    """Takes samples of a target. Where no hold can show its launches, the host's clock takes over."""
 
     def __init__(
         self, harness: Harness, target: Target, mode: str, requested: str, test: str

@@ -305,18 +305,16 @@ class KernelTarget(Target):
         self._leave()
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
         if self.any_stream and all(buffer.kind is MemoryKind.DEVICE for buffer in self._movable):
-            count = self._fitting(wanted, most)
+            nbytes = sum(buffer.nbytes for buffer in self._movable)
+            free_bytes = partial(self.device.memory.free_bytes, MemoryKind.DEVICE)
+            count = side_by_side(nbytes, wanted, most, free_bytes())
             if count < wanted and self.arena.kept:
                 self.arena.close_kept()
-                count = self._fitting(wanted, most)
+                count = side_by_side(nbytes, wanted, most, free_bytes())
             if count:
                 self._scatter(count, random)
                 return
         super().move(wanted, most, random)
-
-    def _fitting(self, wanted: int, most: int) -> int:
-        nbytes = sum(buffer.nbytes for buffer in self._movable)
-        return side_by_side(nbytes, wanted, most, self.device.memory.free_bytes(MemoryKind.DEVICE))
 
     def _bind(self) -> None:
         self._queues = [self._queue(self._bound.launch(self._buffers, self._values))]

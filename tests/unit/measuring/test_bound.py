@@ -43,8 +43,8 @@ def test_what_does_not_fit() -> None:
             "offset_copy: offset is 1073741824, but the arrays have only 1024 elements",
         ),
         (
-            lambda k, a, b, c, d: k.copy.with_grid(0),
-            "with_grid() takes a positive number of blocks, not 0",
+            lambda k, a, b, c, d: k.copy.with_grid(0)(a, b),
+            "copy: a grid of 0 blocks launches nothing; at least 1 is needed",
         ),
         (
             lambda k, a, b, c, d: k.copy.with_stream(a),
