@@ -27,7 +27,7 @@ SECTIONS = {
     },
     "Persisting L2": {"memory.l2.PersistingStream": "handle where nbytes window reset renew"},
     "Work that overlaps": {
-        "measuring.works.Works": "copy kernel host busy allocating in_turn after together staged enqueue",
+        "measuring.works.Works": "copy kernel host allocating in_turn after together staged enqueue",
         "records.measurement.Overlap": "",
     },
 }

@@ -7,8 +7,8 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -83,8 +83,7 @@ def flush_of(arena: Arena, mode: str) -> Launch:
     return read.launch({"a": swept, "sums": sums}, {})
 
 
-@dataclass(frozen=True)
-class Floors:
+class Floors(NamedTuple):
     """What a reading contains besides the timed work, in seconds."""
 
     empty: float  # between two events with nothing between them

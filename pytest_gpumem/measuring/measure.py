@@ -201,7 +201,15 @@ class _Measuring:
                 ):
                     break
         self.others.look(LOOKS)
-        self._note_lacks(wanted)
+        if not readings.placements:
+            # The samples stay visible, and their conditions leave the row UNDECIDED.
+            readings.placements = list(readings.throttled)
+        if sampler.expired == 1:
+            self.notes.append(
+                "a launch waited for the device once, until its hold expired: it was tried again"
+            )
+        if len(readings.placements) < wanted:
+            self.notes.append(f"{len(readings.placements)} of {wanted} placements")
 
     def _warm_up(self) -> float:
         """Sample until steady; return the seconds that a sample costs."""
@@ -278,15 +286,3 @@ class _Measuring:
         sampler.readings.finish()
         self.others.seen.append(self.device.conditions())
         self.notes.append("measured under a profiler: times are not comparable")
-
-    def _note_lacks(self, wanted: int) -> None:
-        sampler, readings = self.sampler, self.sampler.readings
-        if not readings.placements:
-            # The samples stay visible, and their conditions leave the row UNDECIDED.
-            readings.placements = list(readings.throttled)
-        if sampler.expired == 1:
-            self.notes.append(
-                "a launch waited for the device once, until its hold expired: it was tried again"
-            )
-        if len(readings.placements) < wanted:
-            self.notes.append(f"{len(readings.placements)} of {wanted} placements")

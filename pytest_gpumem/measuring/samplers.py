@@ -7,6 +7,7 @@ profiler, nothing is queued behind a hold (`plain`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -84,7 +85,7 @@ class Readings:
 
 
 class Sampler:
-    """Takes samples of a target. Where no hold can show its launches, the host's clock takes over."""
+    """Takes samples of a target; by the host's clock where no hold can show its launches."""
 
     def __init__(
         self, harness: Harness, target: Target, mode: str, requested: str, test: str
@@ -103,7 +104,6 @@ class Sampler:
         self.readings = Readings()
         self.notes: list[str] = []
         self._launched = False
-        self._count = 0  # samples since the last move: streams take turns
         self._graphs: list[Graph] = []
 
     @property
@@ -205,7 +205,8 @@ class Sampler:
         # Launches of several placements evict each other's data.
         self._untimed = UNTIMED if hot and target.places > 1 else 0
         self._start, self._end = self._device.streams.event(), self._device.streams.event()
-        self._count = 0
+        # Streams take turns, because launch overhead differs between them.
+        self._turns = itertools.cycle(self._streams)
         self._batch = self.batch
         if self.name != "graph":
             return
@@ -220,7 +221,6 @@ class Sampler:
 
     def move(self, wanted: int, most: int) -> bool:
         """Go to fresh addresses, and launch there; return False if memory is short."""
-        moved = True
         try:
             self.target.move(wanted, most, self._random)
             # What a case queued on other streams must not run beside a sample.
@@ -228,14 +228,15 @@ class Sampler:
             self._device.memory.settle()
         except OutOfMemory as full:
             self.notes.append(f"no further placement: {full}")
-            moved = False
-        if moved and self.target.foreign:
+            self.renew()
+            return False
+        if self.target.foreign:
             # A case may make a new kernel, which is loaded at its first launch: not behind a hold.
             self.launch_once()
         self.renew()  # a graph would launch on old addresses
-        if moved and not self.target.foreign:
+        if not self.target.foreign:
             self.samples(1 if self.target.places > 1 else 2)
-        return moved
+        return True
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         """Take `rounds` samples of every placement: its number, seconds of a launch.
@@ -273,10 +274,7 @@ class Sampler:
 
         Several samples behind a hold would read up to 0.5 us longer (H200).
         """
-        device = self._device
-        # Streams take turns, because launch overhead differs between them.
-        stream = self._streams[self._count % len(self._streams)]
-        self._count += 1
+        device, stream = self._device, next(self._turns)
         if self.target.restores or self.target.managed:
             # Before the hold, because the host takes part in page migration.
             self.target.put_back(stream)
@@ -389,10 +387,7 @@ def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> tupl
         if target.foreign or (target.window is not None and target.window.where == "graph"):
             return "batched", "hot launches follow each other behind a hold"
         return "graph", "hot launches follow each other in a CUDA graph"
-    why = ", which varies least"
-    if target.foreign:
-        why = "; a callable that waits for the device is timed by the host's clock"
-    return "blocked", f"each launch is queued while the stream is blocked{why}"
+    return "blocked", "each launch is queued while the stream is blocked, which varies least"
 
 
 def by_host(why: str) -> str:

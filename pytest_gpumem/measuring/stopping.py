@@ -31,16 +31,12 @@ _MEDIANS = 2 * 1.2533
 error 2 * 1.2533 * sigma / sqrt(n)."""
 
 
-def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample, much faster than `statistics.stdev`."""
-    return float(np.std(values, ddof=1))
-
-
 def half_width(medians: Sequence[float]) -> float | None:
     """Return half of Student's 95 % interval of the mean, or None for fewer than two."""
     if len(medians) < 2:
         return None
-    return quantile(0.975, len(medians) - 1) * deviation(medians) / math.sqrt(len(medians))
+    deviation = float(np.std(medians, ddof=1))  # much faster than `statistics.stdev`
+    return quantile(0.975, len(medians) - 1) * deviation / math.sqrt(len(medians))
 
 
 def precise(medians: Sequence[float], wanted_share: float) -> bool:
@@ -87,7 +83,7 @@ def enough(
     if precise(medians, wanted_share):
         return True
     # The interval is wide because of the placements, which more samples do not change.
-    return noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
+    return bool(noise <= NEGLIGIBLE * np.std(medians, ddof=1) / math.sqrt(len(medians)))
 
 
 def rounds_left(rounds: int, places: int) -> int:

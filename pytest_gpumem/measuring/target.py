@@ -60,7 +60,6 @@ class Target:
     accesses_per_launch: int | None = None  # dependent accesses of a launch
     sectors_per_request: float | None = None  # mean sectors of a launch's warp-wide requests
     requested: int | None = None  # bytes that the threads of a launch request, repeats counted
-    host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     notes: tuple[str, ...] = ()  # what a reader of the result must know
     _movable: Sequence[Buffer] = ()  # buffers that get other addresses, one after another
@@ -269,9 +268,6 @@ class KernelTarget(Target):
         self.waits = any(buffer.kind.pageable for buffer in buffers.values())
         self.managed = tuple(buffer for buffer in buffers.values() if buffer.goes_home)
         self.any_stream = window is None and not self.managed
-        for name, buffer in buffers.items():
-            if not buffer.kind.on_device:
-                self.host_memory += ((name, buffer.kind.value),)
         self.describe(buffers.values())
         if window is not None and window.set_aside and window.buffer not in buffers.values():
             self.notes += (

@@ -136,7 +136,7 @@ def find_what_ran(target: Target, latency: float, *, profiled: bool) -> WhatRan:
 
 def _state(target: Target) -> dict[str, str]:
     """As `WhatRan.state`."""
-    state = {f"argument {name}": kind for name, kind in target.host_memory}
+    state: dict[str, str] = {}
     if target.device.facts.persists:
         state["set-aside of L2"] = format_bytes(target.device.l2.set_aside())
     for number, buffer in enumerate(dict.fromkeys((*target.arena.managed, *target.managed)), 1):

@@ -27,7 +27,7 @@ from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.units import format_bytes, format_time, parse_bytes
+from pytest_gpumem.units import format_bytes, parse_bytes
 
 GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
 
@@ -169,17 +169,6 @@ class Works:
 
         return Work(self._arena, name, [HOST], run)
 
-    def busy(self, seconds: float) -> Work:
-        """Work of the host that takes `seconds`: it reads the clock until they have passed."""
-        now = self.device.now
-
-        def spin() -> None:
-            end = now() + seconds
-            while now() < end:
-                pass
-
-        return self.host(spin, f"host busy for {format_time(seconds)}")
-
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Work:
         """One allocation and its free, by "cudaMalloc", "cudaMallocAsync",
@@ -198,8 +187,7 @@ class Works:
         )
 
     def in_turn(self, *works: Work) -> Work:
-        """Pieces of work one after another. Raises `BadCall` for fewer than two."""
-        _check("in_turn", works)
+        """Pieces of work one after another."""
         return in_turn(works)
 
     def after(self, before: Work, work: Work) -> Work:
@@ -220,20 +208,14 @@ class Works:
             BadCall: fewer than two.
             Unsupported: the device has too few copy engines (`asyncEngineCount`); the test skips.
         """
-        _check("together", works)
+        if len(works) < 2:
+            raise BadCall(f"together takes at least two pieces of work, not {len(works)}")
         device = self.device
         _check_engines(device, _engines(works))
-        on_host, on_device = [], []
-        for work in works:
-            if work.engines == {HOST}:
-                on_host.append(work)
-            else:
-                on_device.append(work)
+        on_host = [work for work in works if work.engines == {HOST}]
+        on_device = [work for work in works if work.engines != {HOST}]
         lanes = [device.streams.create() for _ in on_device]
-        checks = []
-        for work in works:
-            if work.verify is not None:
-                checks.append(work.verify)
+        checks = [work.verify for work in works if work.verify is not None]
 
         def queue(stream: Stream) -> None:
             for work, lane in zip(on_device, lanes, strict=True):
@@ -396,11 +378,6 @@ def _several(
     if crossing:
         whole.moved_bytes = MovedBytes(0, 0, link=True, declared=crossing)
     return whole
-
-
-def _check(name: str, works: Sequence[Work]) -> None:
-    if len(works) < 2:
-        raise BadCall(f"{name} takes at least two pieces of work, not {len(works)}")
 
 
 def _engines(works: Iterable[Work]) -> frozenset[str]:

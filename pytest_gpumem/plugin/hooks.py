@@ -369,8 +369,8 @@ def memory_kind(_gpumem_test: GpuTest) -> Callable[[Any], MemoryKind | None]:
 
 @pytest.fixture
 def gpu_work(_gpumem_test: GpuTest) -> Works:
-    """Work for `gpu_benchmark(work)`: `copy`, `kernel`, `host`, `busy`, `allocating`, `in_turn`,
-    `after`, `together`, `staged`."""
+    """Work for `gpu_benchmark(work)`: `copy`, `kernel`, `host`, `allocating`, `in_turn`, `after`,
+    `together`, `staged`."""
     return _gpumem_test.works
 
 

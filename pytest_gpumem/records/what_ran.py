@@ -58,8 +58,7 @@ class WhatRan(Record, frozen=True):
     steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
     order: tuple[Count, ...] = ()  # The launch: indices into `steps`
     state: dict[str, str] = field(default_factory=dict)
-    """State of memory around the launch: the set-aside, home and advice of managed buffers, and
-    the kind of memory of each argument that is not plain device memory."""
+    """State of memory around the launch: the set-aside, and home and advice of managed buffers."""
     not_watched: str | None = None  # Why something was not watched
 
     def __post_init__(self) -> None:

@@ -74,7 +74,7 @@ def test_a_copy_beside_a_kernel_on_other_data(
 
 
 def test_host_work_beside_a_copy_and_a_kernel(
-    link_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer
+    link_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, pinned_buffer
 ):
     """As `cpuFunction()` in the guide: copy and kernel are queued on one stream, and the host works while they run."""
     x = device_buffer(SIZE)
@@ -82,8 +82,14 @@ def test_host_work_beside_a_copy_and_a_kernel(
         gpu_work.copy(x, pinned_buffer(SIZE)), gpu_work.kernel(gpu_kernels.elementwise, x, ROUNDS)
     )
     alone = link_benchmark(device, label="copy and kernel")
+
+    def cpu_function():
+        end = gpu_device.now() + alone.latency
+        while gpu_device.now() < end:
+            pass
+
     beside = link_benchmark(
-        gpu_work.together(device, gpu_work.busy(alone.latency)),
+        gpu_work.together(device, gpu_work.host(cpu_function)),
         label="host work beside",
         min_overlap="70%",
     )
