@@ -51,7 +51,7 @@ class Footprints:
         self,
         driver: Source | None,
         libraries: Sequence[Source],
-        context: Callable[[], int | None] = lambda: None,
+        context: Callable[[], int | None] = lambda: 0,
     ) -> None:
         self.driver, self._libraries, self._context_number = driver, libraries, context
         self.free_bytes: Callable[[], int | None] = lambda: None
@@ -88,10 +88,9 @@ class Footprints:
         """Have the sources report; the driver's allocations take some 3 us each. `allow_kept`:
         lines below `root` whose allocations are not kept."""
         self.stop()
-        number = self._context_number()
-        if self._context not in (None, number):  # what it held went with it
+        if self._gone():  # what it held went with it
             self.log, self._at_stop = MemoryLog(), {}
-        self._context = number
+            self._context = self._context_number()
         self.log.allow(allow_kept, root)
         self.reasons.clear()
         self._sources = self._libraries
@@ -118,7 +117,8 @@ class Footprints:
 
     def look(self) -> None:
         """Start the sources of libraries that have come into use."""
-        self._gone()  # notes the context that a test has made meanwhile
+        if self._context is None:
+            self._gone()  # notes the context that a test has made meanwhile
         if self._paused:
             return
         for source in self._sources or ():
@@ -143,7 +143,10 @@ class Footprints:
                 self.log.free(DRIVER, event.address)
 
     def figures(self) -> dict[str, Figures]:
+        """The counts of the sources in the context that `_gone` has seen last."""
         figures: dict[str, Figures] = {}
+        if self._context is None:
+            return figures
         for source in self.running.values():
             figures.update(source.figures())
         return figures
@@ -308,10 +311,9 @@ class MemoryWatch:
         footprints.settle()
         if footprints.driver is not None and footprints.driver.name in self.gaps:
             raise NotCounted(self.gaps[footprints.driver.name])
-        changes = []
-        for change in self._log.changes[self._mark :]:
-            if change.event.series[0] not in self.gaps:
-                changes.append(change)
+        changes = self._log.changes[self._mark :]
+        if self.gaps:
+            changes = [change for change in changes if change.event.series[0] not in self.gaps]
         figures = footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]

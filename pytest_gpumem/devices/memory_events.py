@@ -61,10 +61,6 @@ class AllocationEvent(Struct, eq=False, gc=False):
     allowed: bool = False  # `allow_kept` names the line that allocated it
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
-    @property
-    def counts(self) -> bool:
-        return self.owner is None and self.layer != "segment"
-
 
 class Change(Struct, eq=False, gc=False):
     """Bytes that an allocation adds, or that its free takes away (below 0)."""
@@ -142,14 +138,13 @@ class MemoryLog:
 def account(changes: Iterable[Change]) -> tuple[int, dict[Series, MemoryUse]]:
     """The most bytes of device memory in use at once, and the memory of each library."""
     sizes = defaultdict[Series, list[int]](list)
-    device = peak = 0
+    on_device = []
     for change in changes:
         event = change.event
-        if event.counts:
+        if event.owner is None and event.layer != "segment":
             sizes[event.series].append(change.nbytes)
             if event.series[1] == "device":
-                device += change.nbytes
-                peak = max(peak, device)
+                on_device.append(change.nbytes)
     uses = {}
     for series, of_series in sizes.items():
         allocated = [nbytes for nbytes in of_series if nbytes > 0]
@@ -160,7 +155,7 @@ def account(changes: Iterable[Change]) -> tuple[int, dict[Series, MemoryUse]]:
             allocations=len(allocated),
             largest=max(allocated, default=0),
         )
-    return peak, uses
+    return max(accumulate(on_device, initial=0)), uses
 
 
 def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
@@ -169,7 +164,7 @@ def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
     for change in changes:
         if change.nbytes <= 0:
             living.pop(id(change.event), None)
-        elif change.event.counts:
+        elif change.event.owner is None and change.event.layer != "segment":
             living[id(change.event)] = change.event
     return sorted(living.values(), key=attrgetter("nbytes"), reverse=True)
 
@@ -225,7 +220,7 @@ class Source:
         """Report what has happened up to now, where it is not reported at once."""
 
     def figures(self) -> Mapping[str, Figures]:
-        """Counts now, by library."""
+        """Counts now, by library. Not called before there is a context."""
         return {}
 
     def settle(self, *, pinned: bool) -> None:

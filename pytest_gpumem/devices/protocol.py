@@ -322,6 +322,10 @@ class Counters(Protocol):
         """Follow which launch loads which machine code."""
         return nullcontext()
 
+    def detach(self) -> None:
+        """End what the passes add to each later launch, unless CUPTI is in use."""
+        return
+
 
 class Device(Protocol):
     """A GPU, real or simulated. Not thread-safe; one per process."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
+from typing import Literal, TypeVar
 
+T = TypeVar("T")
 Line = tuple[str, int, str]  # file, line and function
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -20,28 +23,44 @@ _INSTALLED = ("site-packages", "dist-packages")
 def line_of(frame: FrameType | None) -> Line:
     """The user's innermost line from a frame on. In a thread of C code, such as PyTorch's
     autograd, it has no file, and the thread's name."""
-    return innermost(_lines(frame)) or ("", 0, _name_of_thread())
+    of_user = innermost(_stack(frame), attrgetter("f_code.co_filename"))
+    if of_user is None:
+        return "", 0, _name_of_thread()
+    return of_user.f_code.co_filename, of_user.f_lineno, of_user.f_code.co_name
 
 
-def _lines(frame: FrameType | None) -> Iterator[Line]:
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        yield frame
         frame = frame.f_back
 
 
-def innermost(lines: Iterable[Line]) -> Line | None:
-    """The first line of the user's code before pytest's, else a library's. `lines`: of a stack, the
-    innermost first."""
-    of_library: Line | None = None
-    for line in lines:
-        file = line[0]
-        if is_pytests(file):
+def innermost(frames: Iterable[T], file_of: Callable[[T], str]) -> T | None:
+    """The first frame of the user's code before pytest's, else a library's. `frames`: the innermost
+    first."""
+    of_library: T | None = None
+    for frame in frames:
+        owner = owner_of(file_of(frame))
+        if owner == "pytest":
             break
-        if is_users(file):
-            return line
-        if of_library is None and not file.startswith(("<", PACKAGE)):
-            of_library = line
+        if owner == "user":
+            return frame
+        if owner == "library" and of_library is None:
+            of_library = frame
     return of_library
+
+
+@cache  # a walk of a stack asks for each of its lines
+def owner_of(file: str) -> Literal["user", "library", "pytest"] | None:
+    """Whose code a file has; None for this package's, and for code without a file."""
+    parts = Path(file).parts
+    if "_pytest" in parts:
+        return "pytest"
+    if file.startswith(("<", PACKAGE)):
+        return None
+    if file.startswith(_STANDARD) or any(part in _INSTALLED for part in parts):
+        return "library"
+    return "user"
 
 
 def _name_of_thread() -> str:
@@ -51,19 +70,6 @@ def _name_of_thread() -> str:
         return comm.read_text(encoding="utf-8").strip()
     except OSError:
         return threading.current_thread().name
-
-
-@cache
-def is_users(file: str) -> bool:
-    """True for a file that belongs to no installed package, nor to Python or this package."""
-    if file.startswith(("<", PACKAGE, *_STANDARD)):
-        return False
-    return not any(part in _INSTALLED for part in Path(file).parts)
-
-
-@cache
-def is_pytests(file: str) -> bool:
-    return "_pytest" in Path(file).parts
 
 
 def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:

@@ -12,7 +12,7 @@ from pytest_gpumem.devices.errors import NotCounted
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.gpu_memory import NO_FIXTURE_SIMULATED, WatchedTest
 from pytest_gpumem.plugin.running import Feature
-from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
+from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.settings import SettingsError
 
@@ -63,14 +63,11 @@ class FootprintFeature(Feature):
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
         watched: WatchedTest | None = state_of(item).watched
-        if watched is None:
-            yield
-            return
         try:
-            watched.look()
             yield
         finally:
-            self._end(item, watched)
+            if watched is not None:
+                self._end(item, watched)
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
@@ -123,7 +120,6 @@ class WaitFeature(Feature):
             yield
             return
         session, counter = self._session, self._session.chosen.waits()
-        forks = session.forks
         try:
             if counter is None:
                 raise NotCounted(SIMULATED)
@@ -139,7 +135,4 @@ class WaitFeature(Feature):
             yield
         finally:
             counter.stop()
-            watched.count_waits = None
             watched.waits = counter.read(item.config.rootpath, watched.settings.allow_waits)
-            if session.forks != forks:
-                watched.waits = Waits(not_read=FORKED)

@@ -23,7 +23,7 @@ from pytest_gpumem.plugin.marks import (
     uses,
     uses_benchmark,
 )
-from pytest_gpumem.plugin.session import FORKED, GpuSession, state_of
+from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import key_of
@@ -64,12 +64,10 @@ class WatchedTest:
         self.reads_waits = limited(self.limits, [MAX_WAITS])
         if session.settings.waits and not is_benchmark:
             self.reads_waits = True
-        self._forks = session.forks
         self._watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None  # why its memory cannot be read
         self.waits: Waits | None = None  # of its body, once it has ended
-        self.count_waits: Callable[[], None] | None = None
-        """Begins to count its waits, while these are read."""
+        self.count_waits: Callable[[], None] | None = None  # anew, where its waits are read
         self.warms_up = False  # its function is called before it counts: parts have no rows
         self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
 
@@ -107,24 +105,20 @@ class WatchedTest:
         """The footprint so far, or at the end without what only pytest still refers to."""
         footprint = Footprint(0)
         if self._watch is not None or self.trouble is not None:
-            footprint = self.tried(self._read_whole if ended else self._read) or self.unread()
+            footprint = self.tried(partial(self._read, ended=ended)) or self.unread()
         return replace(footprint, ended=ended, waits=self.waits)
 
-    def _read(self, *frees: Callable[[], object]) -> Footprint:
-        assert self._watch is not None
-        footprint = read_after(self._watch, frees)
-        if self.session.forks != self._forks:
-            raise NotCounted(FORKED)
+    def _read(self, *, ended: bool) -> Footprint:
+        watch = self._watch
+        assert watch is not None
+        footprint = watch.read()
+        if ended and (footprint.reserved or footprint.kept):
+            watch.settle()
+            frees = (partial(_let_go, self.item), *COLLECTIONS, watch.settle)
+            footprint = read_after(watch, frees)
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return footprint
-
-    def _read_whole(self) -> Footprint:
-        watch = self._watch
-        assert watch is not None
-        if watch.read().reserved:
-            watch.settle()
-        return self._read(watch.settle, partial(_let_go, self.item), *COLLECTIONS, watch.settle)
 
     def unread(self) -> Footprint:
         """The footprint of the test, or of a part of it, that could not be read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -56,7 +55,6 @@ BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
 the line of pytest's short summary, which begins with the figure."""
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of a report: the rows of its test, samples included, as plain values."""
-FORKED = "not read: the test forked"
 LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
 
 
@@ -115,9 +113,6 @@ class GpuSession:
         self.baseline = self.store.load(history, accepted)
         self.is_part = is_part(config)  # another process has the results
         self.ranges = Ranges()
-        self.forks = 0
-        """Forks without a context: what children do on the GPU is not read."""
-        os.register_at_fork(before=partial(_count_fork, weakref.ref(self)))
         self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(
             EXPERIMENT
         )
@@ -291,13 +286,6 @@ class GpuSession:
             stack.callback(device.close)
             if harness is not None:
                 stack.callback(harness.close)
-
-
-def _count_fork(reference: weakref.ref[GpuSession]) -> None:
-    session = reference()
-    if session is None or session.facts.simulated or session.chosen.has_context():
-        return
-    session.forks += 1
 
 
 @dataclass

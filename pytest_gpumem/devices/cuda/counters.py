@@ -100,25 +100,23 @@ class CudaCounters(Counters):
         return page_counts(counted, maps=maps)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        records: list[tuple[str, int, int, int, int]] = []
+        spans: list[Span] = []
+        with self._subscribed() as cupti:
+            # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
+            begun = int(cupti.get_timestamp())
 
-        def receive(record: Any) -> None:
-            name, blocks = "", 0
-            if self._cupti.ActivityKind(int(record.kind)).name == "CONCURRENT_KERNEL":
-                name = str(record.name)
-                blocks = int(record.grid_x) * int(record.grid_y) * int(record.grid_z)
-            if name != HOLD:
-                times = int(record.start), int(record.end)
-                records.append((name, blocks, *times, int(record.stream_id)))
+            def receive(record: Any) -> None:
+                name, blocks = "", 0
+                if cupti.ActivityKind(int(record.kind)).name == "CONCURRENT_KERNEL":
+                    name = str(record.name)
+                    blocks = int(record.grid_x) * int(record.grid_y) * int(record.grid_z)
+                if name != HOLD:
+                    start, end = int(record.start) - begun, int(record.end) - begun
+                    stream = int(record.stream_id)
+                    spans.append(Span(name, blocks, start * 1e-9, end * 1e-9, stream))
 
-        with self._subscribed():
             self._run(USE_KINDS, receive, work)
             self._refuse_losses()
-        # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
-        first = min((record[2] for record in records), default=0)
-        spans = []
-        for name, blocks, start, end, stream in records:
-            spans.append(Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9, stream))
         return spans
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
@@ -141,12 +139,15 @@ class CudaCounters(Counters):
 
             with self._refusals("the attributes of launches"):
                 cupti.activity_enable_launch_attributes(1)  # access-policy windows
-            with self._refusals("to watch a launch", cupti.cuptiError):
-                self._run((*USE_KINDS, "SYNCHRONIZATION"), receive, body)
+            self._run((*USE_KINDS, "SYNCHRONIZATION"), receive, body)
             self._refuse_losses()
         return _what_ran(steps, launches, times[0], times[1])
 
     loading = staticmethod(MODULES.loading)
+
+    def detach(self) -> None:
+        if CALLBACKS.detach():
+            self._awake = False
 
     def close(self) -> None:
         address, self._beacon = self._beacon, 0
@@ -164,11 +165,10 @@ class CudaCounters(Counters):
             yield cupti
 
     @contextmanager
-    def _refusals(self, what: str, *errors: type[Exception]) -> Iterator[None]:
-        expected = errors or self._errors
+    def _refusals(self, what: str) -> Iterator[None]:
         try:
             yield
-        except expected as error:
+        except self._errors as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise NotCounted(f"CUPTI refuses {what}: {lines[0]}") from error
 
@@ -247,7 +247,8 @@ class CudaCounters(Counters):
             seen = -1
             while self._delivered != seen:  # CUPTI reads them in another thread
                 seen = self._delivered
-                cupti.activity_flush_all(1)
+                with self._refusals("to deliver records"):
+                    cupti.activity_flush_all(1)
         finally:
             for kind in enabled:
                 cupti.activity_disable(getattr(cupti.ActivityKind, kind))

@@ -1,7 +1,7 @@
 """CUPTI through `cupti-python` (the extra `cupti13`): who has it, and callbacks.
 
-CUPTI serves a single subscriber, so all callbacks of the process come through this module. They
-come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 differ.
+CUPTI serves a single subscriber, so all callbacks of the process come through this module. Those
+of cupti-python 13.0 would take 5 us each, and those of 13.4 differ.
 Sources: CUPTI, Callback API; Python, C API, PyThreadState_SetAsyncExc.
 """
 
@@ -58,7 +58,7 @@ class _Receiver(NamedTuple):
     receive: Receive
     name: str
     begins: bool  # also at the begin of the call, and of calls that fail
-    lost: Callable[[str], None] | None
+    lost: Callable[[str], None]
 
 
 # CUpti_CallbackFunc
@@ -67,6 +67,7 @@ _PARAMETERS: dict[str, tuple[type[Any], ...]] = {
     "cuptiSubscribe": (ctypes.c_void_p, _CALLED, ctypes.c_void_p),
     "cuptiUnsubscribe": (ctypes.c_void_p,),
     "cuptiEnableCallback": (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
+    "cuptiFinalize": (),
 }
 _SUFFIXES = ("", "_ptds", "_ptsz")  # of calls on the per-thread default stream
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
@@ -87,29 +88,63 @@ def imported() -> Any:
 def why_refused(error: Exception) -> str:
     if "MULTIPLE_SUBSCRIBERS" not in str(error):
         return f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
+    whose = "PyTorch's" if _torch_profiles() else "another"
+    return f"not read: {whose} profiler has CUPTI"
+
+
+def _torch_profiles() -> bool:
     torch = sys.modules.get("torch")
     enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
-    whose = "PyTorch's" if enabled is not None and enabled() else "another"
-    return f"not read: {whose} profiler has CUPTI"
+    return enabled is not None and bool(enabled())
+
+
+@cache
+def _ids(domain: str, names: tuple[str, ...]) -> dict[tuple[int, int], str]:
+    """Those of these names that CUPTI knows, by domain and number."""
+    cupti = imported()
+    domain_number = int(getattr(cupti.CallbackDomain, domain))
+    numbers = getattr(cupti, _IDS[domain]).__members__
+    ids = {}
+    for name, suffix in itertools.product(names, _SUFFIXES):
+        if name + suffix in numbers:
+            ids[domain_number, int(numbers[name + suffix])] = name
+    return ids
+
+
+@cache
+def _function(name: str) -> Callable[..., int]:
+    try:
+        from cupti._internal import cupti as loaded
+
+        address = loaded._inspect_function_pointers()[f"__{name}"]
+    except (ImportError, RuntimeError) as error:  # there is no libcupti
+        raise NotCounted(why_refused(error)) from error
+    return ctypes.CFUNCTYPE(ctypes.c_int, *_PARAMETERS[name])(address)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function of the library. Raises `NotCounted`."""
+    result = _function(name)(*arguments)
+    if result:
+        raise NotCounted(why_refused(imported().cuptiError(result)))
 
 
 class Callbacks:
     def __init__(self) -> None:
-        self._cupti: Any = None
-        self._pointers: dict[str, int] = {}  # to the functions of the library
         self._handle: ctypes.c_void_p | None = None  # while it is subscribed
-        self._users = 0  # receivers that were added, and passes that hold CUPTI
+        self._users: set[object] = set()  # receivers, and passes that hold CUPTI
         self._function = _CALLED(self._called)  # as C sees it; threads may call it at any time
         self._receivers: dict[tuple[int, int], tuple[_Receiver, ...]] = {}  # by domain and number
-        atexit.register(self._forget)  # a callback after Python's end would crash
-        os.register_at_fork(before=self._before_fork, after_in_child=self._receivers.clear)
+        self._recorded = False  # activity, since `detach`
+        atexit.register(self._let_go)  # a callback after Python's end would crash
+        os.register_at_fork(before=self._let_go)
 
     def add(
         self,
         domain: str,
         names: Sequence[str],
         receive: Receive,
-        lost: Callable[[str], None] | None = None,
+        lost: Callable[[str], None],
         *,
         begins: bool = True,
     ) -> Callable[[], None]:
@@ -120,99 +155,87 @@ class Callbacks:
         `begins`: False where only the ends of calls matter that do not fail.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool has CUPTI.
         """
-        cupti = self._open()
-        numbers = getattr(cupti, _IDS[domain])
-        domain_number = int(getattr(cupti.CallbackDomain, domain))
-        keys: list[tuple[int, int]] = []  # filled below; an error leaves a part to `end`
+        ids = _ids(domain, tuple(names))
 
         def end() -> None:
-            for key in keys:
+            self._close(end)
+            for key in ids:
                 before = self._receivers.pop(key, ())
                 left = tuple(other for other in before if other.receive != receive)
                 if left:
                     self._receivers[key] = left
-                elif self._handle is not None:
-                    with suppress(cupti.cuptiError):  # after a lost context
-                        self._call("cuptiEnableCallback", False, self._handle, *key)
-            self._close()
+                elif before and self._handle is not None:
+                    with suppress(NotCounted):  # after a lost context
+                        _call("cuptiEnableCallback", False, self._handle, *key)
 
+        self._open(end)
         try:
-            for name, suffix in itertools.product(names, _SUFFIXES):
-                if not hasattr(numbers, name + suffix):
-                    continue
-                key = domain_number, int(getattr(numbers, name + suffix))
-                keys.append(key)
+            for key, name in ids.items():
                 others = self._receivers.get(key, ())
                 self._receivers[key] = (*others, _Receiver(receive, name, begins, lost))
-                if not others and self._handle is not None:  # the first receiver enables it
-                    self._call("cuptiEnableCallback", True, self._handle, *key)
-        except cupti.cuptiError as error:
+                if not others:  # the first receiver enables it
+                    _call("cuptiEnableCallback", True, self._handle, *key)
+        except NotCounted:
             end()
-            raise NotCounted(why_refused(error)) from error
+            raise
         return end
 
     @contextmanager
     def subscribed(self) -> Iterator[Any]:
         """Hold CUPTI inside the block, and yield its module. Raises `NotCounted`."""
-        cupti = self._open()
+        user = object()
+        cupti = self._open(user)
+        self._recorded = True
         try:
             yield cupti
         finally:
-            self._close()
+            self._close(user)
 
-    def _open(self) -> Any:
+    def detach(self) -> bool:
+        """Take CUPTI out of the process, if activity was recorded: that makes each later launch
+        slower. Return False where it is in use, or another thread may call the driver."""
+        if not self._recorded or self._users or threading.active_count() > 1 or _torch_profiles():
+            return False
+        with suppress(NotCounted):
+            with self.subscribed():  # refused where another tool has CUPTI
+                pass
+            _call("cuptiFinalize")
+            self._recorded = False
+            return True
+        return False
+
+    def _open(self, user: object) -> Any:
         cupti = imported()
         if self._handle is None:
             handle = ctypes.c_void_p()
-            try:
-                from cupti._internal import cupti as loaded
-
-                self._cupti, self._pointers = cupti, loaded._inspect_function_pointers()
-                # cupti-python 13.4.0 has `subscribe_v2`, which allows no other subscriber.
-                address = ctypes.addressof(handle)
-                self._call("cuptiSubscribe", address, self._function, None)
-            # RuntimeError: there is no libcupti
-            except (cupti.cuptiError, ImportError, RuntimeError) as error:
-                raise NotCounted(why_refused(error)) from error
+            # cupti-python 13.4.0 has `subscribe_v2`, which allows no other subscriber.
+            _call("cuptiSubscribe", ctypes.addressof(handle), self._function, None)
             self._handle = handle
             _RaisedAgain.install()
-        self._users += 1
+        self._users.add(user)
         return cupti
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int, *_PARAMETERS[name])
-        result = prototype(self._pointers[f"__{name}"])(*arguments)
-        if result:
-            raise self._cupti.cuptiError(result)
-
-    def _close(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self._unsubscribe()
-
-    def _unsubscribe(self) -> None:
+    def _close(self, user: object) -> None:
+        self._users.discard(user)
+        if self._handle is None or self._users:
+            return
         handle, self._handle = self._handle, None
-        if handle is not None:
-            with suppress(self._cupti.cuptiError):
-                self._call("cuptiUnsubscribe", handle)
-            _RaisedAgain.remove()
+        with suppress(NotCounted):
+            _call("cuptiUnsubscribe", handle)  # ends all callbacks
+        _RaisedAgain.remove()
 
-    def _before_fork(self) -> None:
-        """Let CUPTI go: a child that starts CUDA under the parent's subscription crashes.
-        Receivers stay until their `end`, but are called no more."""
+    def _let_go(self) -> None:
+        """End all: a child that starts CUDA under the parent's subscription crashes."""
         if self._handle is not None:
-            self._unsubscribe()
-            self._miss("the process forked")
-
-    def _forget(self) -> None:
-        self._receivers.clear()
-        self._unsubscribe()
+            self._miss("the test forked")
+            self._receivers.clear()
+            self._users.clear()
+            self._close(self)
 
     def _miss(self, why: str) -> None:
         receivers = set[_Receiver]().union(*self._receivers.values())
         for lost in {receiver.lost for receiver in receivers}:
-            if lost is not None:
-                lost(why)
+            lost(why)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
@@ -224,8 +247,7 @@ class Callbacks:
             try:
                 receive(name, call)
             except Exception as error:  # it would end in CUPTI's code
-                if lost is not None:
-                    lost(f"a call could not be read: {error}")
+                lost(f"a call could not be read: {error}")
 
 
 CALLBACKS = Callbacks()

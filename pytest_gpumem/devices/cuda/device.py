@@ -17,7 +17,7 @@ from pytest_gpumem.devices.cuda.content import CudaContent, copy
 from pytest_gpumem.devices.cuda.context import Context, CudaStream, check
 from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.facts import uuid_of
-from pytest_gpumem.devices.cuda.footprints import footprints, forget
+from pytest_gpumem.devices.cuda.footprints import footprints
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import CudaL2, launch_attribute
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
@@ -129,7 +129,7 @@ class CudaDevice(Device):
         return peer_access(self._index, allowed)
 
     def close(self) -> None:
-        forget(self._index)
+        footprints.cache_clear()
         self.footprints.stop()
         if self.gone() is None:
             with self.current():

@@ -10,7 +10,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cuda.bindings import driver as D
@@ -94,11 +94,9 @@ class DriverMemory(Source):
         """Number of handles and mappings: by CUDA array, or by handle of virtual memory."""
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
         self._pools: list[int] = []  # pools of the device that the process has made
-        self._default: Any = None  # the device's stream-ordered pool
 
     def start(self, log: MemoryLog) -> str | None:
         self._log = log
-        self._default = None  # it may be of a context that is gone
         names = (*_CALLS, *_BY_HANDLE)
         try:
             add = CALLBACKS.add
@@ -226,19 +224,16 @@ class DriverMemory(Source):
 
     def figures(self) -> Mapping[str, Figures]:
         """What stream-ordered pools and CUDA graphs hold."""
-        pools = graphs = NOTHING
-        if context_number(self._index) is not None:
-            if self._default is None and has_pools(self._index):
-                self._default = answer(R.cudaDeviceGetDefaultMemPool(self._index))
-            if self._default is not None:  # else graphs cannot allocate either
-                pools, graphs = self._of_pools(), self._of_graphs()
-        return {DRIVER: pools, GRAPHS: graphs}
+        if not has_pools(self._index):  # graphs cannot allocate either
+            return {}
+        return {DRIVER: self._of_pools(), GRAPHS: self._of_graphs()}
 
     def _of_pools(self) -> Figures:
         attributes = R.cudaMemPoolAttr
+        default = answer(R.cudaDeviceGetDefaultMemPool(self._index))
         current = answer(R.cudaDeviceGetMemPool(self._index))
         used = reserved = high = 0
-        for handle in {int(self._default), int(current), *self._pools}:
+        for handle in {int(default), int(current), *self._pools}:
             used += _attribute(handle, attributes.cudaMemPoolAttrUsedMemCurrent)
             reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
             if self._end is None:
@@ -255,7 +250,7 @@ class DriverMemory(Source):
 
     def settle(self, *, pinned: bool) -> None:
         """Have the driver give back what no graph uses any more: until then it counts as used."""
-        if self.figures()[GRAPHS] != NOTHING:
+        if self.figures().get(GRAPHS, NOTHING) != NOTHING:
             R.cudaDeviceGraphMemTrim(self._index)
 
     def alive(self, allocated: AllocationEvent) -> bool:
@@ -279,18 +274,8 @@ def _attribute(pool: Any, attribute: Any) -> int:
     return int(answer(R.cudaMemPoolGetAttribute(pool, attribute)))
 
 
-_FOOTPRINTS: dict[int, Footprints] = {}
-
-
+@cache  # until a device is closed
 def footprints(index: int) -> Footprints:
-    if index not in _FOOTPRINTS:
-        pools = CupyMemory(index), TorchMemory(index)
-        libraries = (*pools, NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        driver = DriverMemory(index)
-        _FOOTPRINTS[index] = Footprints(driver, libraries, partial(context_number, index))
-    return _FOOTPRINTS[index]
-
-
-def forget(index: int) -> None:
-    """Begin anew with the next context."""
-    _FOOTPRINTS.pop(index, None)
+    pools = CupyMemory(index), TorchMemory(index)
+    libraries = (*pools, NumbaMemory(), RmmMemory(index), JaxMemory(index))
+    return Footprints(DriverMemory(index), libraries, partial(context_number, index))

@@ -26,11 +26,21 @@ _WAITS = re.compile(
 does a copy of host memory. One with Async in its name does not match."""
 
 
-@cache
 def call_that_waits(name: str) -> str | None:
     """The name of a call without its version, or None if it does not wait."""
     match = _WAITS.fullmatch(name)
     return None if match is None else match[1]
+
+
+@cache
+def _calls() -> dict[str, str]:
+    """The calls that wait, by the name that CUPTI has for each. Raises `NotCounted`."""
+    calls = {}
+    for name in imported().driver_api_trace_cbid.__members__:
+        call = call_that_waits(name)
+        if call is not None:
+            calls[name] = call
+    return calls
 
 
 class CudaWaits:
@@ -48,9 +58,8 @@ class CudaWaits:
         self.stop()
         self._counts.clear()
         self._missed = None
-        calls = imported().driver_api_trace_cbid.__members__
-        names = [name for name in calls if call_that_waits(name)]
         # At a call's end, once: a call that fails has not waited.
+        names = tuple(_calls())
         self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
 
     def stop(self) -> None:
@@ -74,7 +83,7 @@ class CudaWaits:
         self._missed = why
 
     def _waited(self, versioned: str, call: ApiCall) -> None:
-        name = call_that_waits(versioned) or versioned
+        name = _calls()[versioned]
         if name == "cuMemFree" and not words(call.parameters, 1)[0]:
             return  # to free nothing waits for nothing
         line = line_of(sys._getframe(1))

@@ -6,36 +6,28 @@ import sysconfig
 from pathlib import Path
 
 from pytest_gpumem.devices import user_lines
-from pytest_gpumem.devices.user_lines import innermost, is_users, shown_path
+from pytest_gpumem.devices.user_lines import innermost, owner_of, shown_path
 
-LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
-STANDARD = (f"{sysconfig.get_path('stdlib')}/contextlib.py", 81, "inner")
-OURS = (
-    str(Path(user_lines.__file__).parent.parent / "plugin" / "running.py"),
-    5,
-    "pytest_runtest_call",
-)
+LIBRARY = f"{sysconfig.get_path('purelib')}/torch/nn/functional.py"
+STANDARD = f"{sysconfig.get_path('stdlib')}/contextlib.py"
+OURS = str(Path(user_lines.__file__).parent.parent / "plugin" / "running.py")
 
 
 def test_a_suite_that_is_installed_is_the_users_code_where_there_is_no_other() -> None:
-    assert not is_users(LIBRARY[0])
-    assert not is_users(STANDARD[0])
-    assert not is_users("<frozen importlib._bootstrap>")
-    assert innermost((("<string>", 1, "<module>"), LIBRARY, OURS)) == LIBRARY
+    assert owner_of(LIBRARY) == owner_of(STANDARD) == "library"
+    assert owner_of("<frozen importlib._bootstrap>") is None
+    assert innermost(("<string>", LIBRARY, OURS), str) == LIBRARY
 
 
 def test_what_started_pytest_is_no_part_of_the_way(tmp_path: Path) -> None:
-    script, test = (
-        (str(tmp_path / "run.py"), 1, "<module>"),
-        (str(tmp_path / "test_it.py"), 2, "test_it"),
-    )
-    pytests = (f"{sysconfig.get_path('purelib')}/_pytest/python.py", 9, "pytest_pyfunc_call")
-    assert innermost((LIBRARY, test, pytests, OURS, pytests, script)) == test
-    assert innermost((OURS, pytests, script)) is None
+    script, test = str(tmp_path / "run.py"), str(tmp_path / "test_it.py")
+    pytests = f"{sysconfig.get_path('purelib')}/_pytest/python.py"
+    assert innermost((LIBRARY, test, pytests, OURS, pytests, script), str) == test
+    assert innermost((OURS, pytests, script), str) is None
 
 
 def test_paths_are_the_same_on_every_machine(tmp_path: Path) -> None:
     assert shown_path(str(tmp_path / "src" / "a.py"), tmp_path) == "src/a.py"
-    assert shown_path(LIBRARY[0], tmp_path) == "torch/nn/functional.py"
+    assert shown_path(LIBRARY, tmp_path) == "torch/nn/functional.py"
     assert shown_path(str(tmp_path / "venv" / "site-packages" / "b" / "c.py"), tmp_path) == "b/c.py"
     assert shown_path("/elsewhere/d.py", tmp_path) == "/elsewhere/d.py"

@@ -18,9 +18,7 @@ from typing import Any
 
 import cupy
 
-from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.memory_events import (
-    NOTHING,
     AllocationEvent,
     Figures,
     MemoryLog,
@@ -98,8 +96,6 @@ class CupyMemory(Source):
         self._hook.enter()
 
     def figures(self) -> Mapping[str, Figures]:
-        if context_number(self._index) is None:
-            return {self.name: NOTHING}
         used = total = 0
         default = cupy.get_default_memory_pool()
         current = getattr(cupy.cuda.get_allocator(), "__self__", None)

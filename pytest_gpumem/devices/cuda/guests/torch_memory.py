@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from operator import itemgetter
 from typing import Any, Literal
 
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.user_lines import innermost
+from pytest_gpumem.devices.user_lines import Line, innermost
 
 _SERIES: Series = ("PyTorch", "device")
 MOST_ENTRIES = 1_000_000  # of the history between two looks at it; of more the oldest are lost
@@ -204,10 +205,11 @@ def report(log: MemoryLog, entries: Sequence[Mapping[str, Any]], offset: float) 
         nbytes = 0 if entry["action"] == "free_requested" else int(entry["size"])
         event = AllocationEvent(at, _SERIES, layer, int(entry["addr"]), nbytes)
         if nbytes and log.allows is not None:
-            frames = []  # the innermost first
-            for frame in entry.get("frames", ()):
-                frames.append((str(frame["filename"]), int(frame["line"]), str(frame["name"])))
-            event.allowed = log.allows(innermost(frames) or ("", 0, ""))
+            frame = innermost(entry.get("frames", ()), itemgetter("filename"))
+            line: Line = ("", 0, "")
+            if frame is not None:
+                line = frame["filename"], frame["line"], frame["name"]
+            event.allowed = log.allows(line)
         log.add(event)
 
 

@@ -30,6 +30,6 @@ def test_without_cupti_python(monkeypatch: pytest.MonkeyPatch) -> None:
     callbacks = Callbacks()
     for _ in range(2):
         with pytest.raises(NotCounted, match="cupti-python cannot be imported"):
-            callbacks.add("DRIVER_API", ("cuMemFree_v2",), print)
+            callbacks.add("DRIVER_API", ("cuMemFree_v2",), print, print)
         with pytest.raises(NotCounted), callbacks.subscribed():
             pytest.fail("nothing is held")
