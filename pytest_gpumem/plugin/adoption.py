@@ -84,10 +84,18 @@ class AdoptionFeature(Feature):
     @contextmanager
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         self._item, self._called = item, False
+        self._detach(item)
         try:
             yield
         finally:
             self._item = None
+
+    def _detach(self, item: pytest.Item) -> None:
+        """Have the host time launches without what earlier passes added to them."""
+        session, benchmarks = self._session, getattr(item.config, "_benchmarksession", None)
+        timed = uses_benchmark(item) and benchmarks is not None and not benchmarks.disabled
+        if timed and session.is_open and session.lost_in is None:
+            session.device.counters.detach()
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:

@@ -66,12 +66,12 @@ def start(config: pytest.Config, settings: Settings) -> None:
     verdicts = VerdictFeature(session)
     features: list[Feature] = [  # in the order of entering a phase
         expectations,
+        AdoptionFeature(session, workers),
         verdicts,
         ExclusiveFeature(session),
         IsolationFeature(session, workers),
         FootprintFeature(session),
         LeftoverFeature(session),
-        AdoptionFeature(session, workers),
         WaitFeature(session),
         OutputFeature(session, expectations, verdicts, workers),
     ]
