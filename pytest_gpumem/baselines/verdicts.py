@@ -82,7 +82,8 @@ def _of_measurement(
     check = check_of(limits, TIME)
     if not runs:
         if check is not None and baseline.measured_differently(row):
-            findings.append(check.measured_differently(baseline.why_new(row)))
+            why = f"the measurement itself has changed: {baseline.why_new(row)}"
+            findings.append(check.not_judged(why, Code.MEASURED_DIFFERENTLY))
         elif check is not None:
             findings.append(check.new(baseline.why_new(row)))
         return findings, None

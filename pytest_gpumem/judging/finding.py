@@ -33,20 +33,12 @@ class Check:
         """The limit in words: "max_waits 0 (marker)"."""
         return f"{self.name} {self.written} ({self.origin})"
 
-    @property
-    def needs_duet(self) -> str:
-        return f"{self.limit} needs a duet"
-
     def finding(self, outcome: Outcome, reason: str, code: Code | None = None) -> LimitResult:
         return LimitResult(self.name, outcome, code, reason)
 
     def new(self, why: str) -> LimitResult:
         reason = f"{self.limit} has nothing to compare with: {why}"
         return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
-
-    def measured_differently(self, changed: str) -> LimitResult:
-        why = f"the measurement itself has changed: {changed}"
-        return self.not_judged(why, Code.MEASURED_DIFFERENTLY)
 
     def not_judged(
         self, why: str, code: Code | None = None, outcome: Outcome = Outcome.UNDECIDED

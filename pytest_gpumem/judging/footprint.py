@@ -160,5 +160,5 @@ def _judge_growth(
         figure += (
             f"; unchanged code varies between {short_bytes(least)} and {short_bytes(greatest)}"
         )
-        return check.finding(Outcome.UNDECIDED, f"{check.needs_duet}: {figure}", Code.NOISY)
+        return check.finding(Outcome.UNDECIDED, f"{check.limit} needs a duet: {figure}", Code.NOISY)
     return check.at_most(peak, most, figure, Code.TOO_MUCH_MEMORY)

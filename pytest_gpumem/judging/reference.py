@@ -264,7 +264,7 @@ def at_the_sessions_end(
         sure = run.reference.confidence(run.same_code) * 100
         why = f"we are {sure:g} % sure that it is not slower than the limit allows"
         return check.finding(outcome, f"{run.text}: within {check.limit}; {why}")
-    code, needs = Code.NOISY, check.needs_duet
+    code, needs = Code.NOISY, f"{check.limit} needs a duet"
     # What a reader acts on comes first.
     if run.log_ratio > limit:
         code = Code.LOOKS_SLOWER

@@ -230,6 +230,7 @@ def conclude(
     *,
     strict: bool = False,
     real_devices: Sequence[str] = (),
+    simulated: bool = False,
 ) -> Conclusion:
     """Return the end of a gate, without advice.
 
@@ -250,7 +251,9 @@ def conclude(
     all_rows = counted(len(rows), "row")
 
     def end(code: int, *causes: str) -> Conclusion:
-        return Conclusion(code, causes, rows, missing, tuple(remarks), errors=errors)
+        return Conclusion(
+            code, causes, rows, missing, tuple(remarks), errors=errors, simulated=simulated
+        )
 
     # The session came to no rows, or not to its end
     causes = _lost(missing)
@@ -304,7 +307,7 @@ def conclude(
         if no_pass:
             verb = "is" if no_pass == 1 else "are"
             causes.append(f"under --strict, {no_pass} of {all_rows} {verb} no PASS")
-        elif any(row.verdict.simulated for row in rows):
+        elif simulated:
             causes.append("under --strict, the device is simulated")
     if causes:
         return end(Exit.NO_VERDICT, *causes)

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -177,24 +177,21 @@ class Gate:
         history = partial(ancestry, self.base, folder=Path.cwd())
         self.baseline = Store(folder, document.device).load(history, self.all_accepted)
         real_devices: list[str] = []
+        # "=" for the space: the option may be one word or two.
         if document.device.simulated and "--gpumem-device=sim" not in "=".join(self.arguments):
             real_devices = [key for key in devices(folder) if not key.startswith(SIMULATED)]
-        new = {row.key for row in rows if self.of_base.lacks(row.nodeid)}
-        limits, skipped = dict[str, Limits](), set[str]()
+        judged: dict[str, DuetRow] = {}
         if self.code in (Exit.FINE, Exit.FAILED) and not real_devices:
             self._compare_limits_of_calls(rows)
-            skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
-            if not self.screen_only:
-                limits = limits_for_duet(rows, self.of_base, self.accepted)
-        judged: dict[str, DuetRow] = {}
-        if limits or skipped:
-            duet = self._duet(rows, limits, skipped)
-            judged.update((row.key, row) for row in duet.rows)
-            new |= {key for key, row in judged.items() if row.outcome is Outcome.NEW}
-            missing = excused(missing, duet.skipped_in_base, self.base)
-            if not any(row.outcome is Outcome.FAIL for row in duet.rows):
-                self._check_creep(rows, judged)
-        conclusion = conclude(
+            duet = self._duet(rows, missing)
+            if duet is not None:
+                judged.update((row.key, row) for row in duet.rows)
+                missing = excused(missing, duet.skipped_in_base, self.base)
+                if not any(row.outcome is Outcome.FAIL for row in duet.rows):
+                    self._check_creep(rows, judged)
+        new = {row.key for row in rows if self.of_base.lacks(row.nodeid)}
+        new |= {key for key, row in judged.items() if row.outcome is Outcome.NEW}
+        return conclude(
             self.code,
             self.of_head,
             with_duets(rows, judged, self.accepted),
@@ -203,15 +200,22 @@ class Gate:
             new,
             strict=self.strict,
             real_devices=real_devices,
+            simulated=document.device.simulated,
         )
-        return replace(conclusion, simulated=document.device.simulated)
 
-    def _duet(self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]) -> Duet:
-        tests = {row.nodeid for row in rows if row.key in limits} | skipped
+    def _duet(self, rows: Sequence[Row], missing: Sequence[Omission]) -> Duet | None:
+        """Play the duet with BASE; None where there is nothing to decide."""
+        limits = dict[str, Limits]()
+        if not self.screen_only:
+            limits = limits_for_duet(rows, self.of_base, self.accepted)
+        skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
         if limits:
             self.say(f"a duet decides {counted(len(limits), 'row')}")
-        else:
+        elif skipped:
             self.say("one pair of processes, for the skips of BASE")
+        else:
+            return None
+        tests = {row.nodeid for row in rows if row.key in limits} | skipped
         wanted = RowFilter(frozenset(tests), limits, self.old_names)
         return self.play(self.base_side, wanted, "duet")
 

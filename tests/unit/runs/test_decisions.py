@@ -373,8 +373,8 @@ def test_a_simulated_device_in_place_of_a_gpu_is_no_verdict() -> None:
 
 def test_strict_takes_a_pass_of_every_row_on_a_real_gpu() -> None:
     assert concluded(row(), strict=True).code == Exit.FINE
-    simulated = replace(row(), verdict=replace(row().verdict, simulated=True))
-    assert concluded(simulated, strict=True).causes == ("under --strict, the device is simulated",)
+    simulated = concluded(row(), strict=True, simulated=True)
+    assert simulated.causes == ("under --strict, the device is simulated",)
     new = row(Code.NO_BASELINE, delta=None)
     assert concluded(new, row(name="b"), new=[ROW_A], strict=True).causes == (
         "under --strict, 1 of 2 rows is no PASS",
