@@ -64,7 +64,7 @@ def work_of(name: str) -> Callable[[], object]:
     return works[name]
 
 
-# Peers first: once this project has used CUPTI, a process launches more slowly.
+# Peers first, in a process that has not used CUPTI.
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("way", [*WAYS[:2], WAYS[3], WAYS[2], WAYS[4]])
 def test_operation(request: pytest.FixtureRequest, way: str, name: str) -> None:
