@@ -6,7 +6,6 @@ FOLDER has the sources in folders with these names:
 
     kornia     github.com/kornia/kornia, revision b4f5a78a: PyTorch by pytest-benchmark; it needs the package kornia_rs
     liger      github.com/linkedin/Liger-Kernel, revision ead96b61: tests of Triton kernels
-    cupy       github.com/cupy/cupy, v14.2.0, its folder `tests`: 66 tests, by SOME_TESTS=60 and `ci/bench` in PYTHONPATH
 
 Runs each suite three times: once to fill the caches of kernels, then without the plugin, then with it. Records how the tests end, the wall
 times, and the benchmarks that were measured on the GPU and why others were not; the record is written after each suite. Exits with 1 if a
@@ -42,12 +41,6 @@ SUITES = {
     "liger": (
         *("test/transformers/test_layer_norm.py", "test/transformers/test_softmax.py"),
         *("test/transformers/test_group_norm.py", "test/transformers/test_dyt.py"),
-    ),
-    "cupy": (
-        *("-p", "some_tests", "-W", "ignore", "-k", "not huge and not large and not no_oom"),
-        *("cupy_tests/creation_tests", "cupy_tests/manipulation_tests"),
-        *("cupy_tests/statistics_tests", "cupy_tests/linalg_tests/test_product.py"),
-        "cupy_tests/core_tests/test_ndarray.py",
     ),
 }
 """By the folder: the options of its session."""
