@@ -32,7 +32,6 @@ from pytest_gpumem.records.row import (
     Status,
     selects,
 )
-from pytest_gpumem.units import counted
 
 _FAILED = ("failed", "did not run")
 _NO_RESULT = ("skipped", "xfailed", "xpassed")
@@ -159,20 +158,6 @@ def looser(
         was, now = getattr(base, name), getattr(limits, name)
         if demands_more(name, was, now):
             yield LooserLimit(key, name, was, now)
-
-
-def looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
-    """Return a line for each loosened limit; tests with the same change share it."""
-    tests: dict[tuple[str, str, str | None], list[str]] = {}
-    for change in looser:
-        tests.setdefault((change.limit, change.was, change.now), []).append(change.key)
-    lines = []
-    for (limit, was, now), keys in tests.items():
-        which = keys[0] if len(keys) == 1 else counted(len(keys), "test")
-        lines.append(
-            f"limit of {which}: {limit} {was} -> {now or 'none'} in this change ({was} holds)"
-        )
-    return lines
 
 
 # How each ended

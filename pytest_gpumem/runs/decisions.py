@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import fmean
@@ -16,7 +16,7 @@ from pytest_gpumem.baselines.acceptances import (
 )
 from pytest_gpumem.baselines.history import Baseline, PastRow, memory_of, times_of
 from pytest_gpumem.judging.duet import DuetRow
-from pytest_gpumem.judging.expectations import LooserLimit, Selection, looser_lines, lost
+from pytest_gpumem.judging.expectations import LooserLimit, Selection, lost
 from pytest_gpumem.judging.finding import failing_in_themselves, relative, with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.reference import against_reference
@@ -244,7 +244,7 @@ def conclude(
         states[state_of(row, new)].append(row)
     failures, unrun = head.failures, head.unrun
     errors = {nodeid: why for nodeid, why in failures.items() if nodeid not in unrun}
-    remarks = [*looser_lines(looser), *missing_lines(missing)]
+    remarks = [*_looser_lines(looser), *missing_lines(missing)]
     remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
     for row in (*states[State.OPEN], *states[State.ACCEPTED]):
         remarks.append(f"{row.verdict.outcome.word} {row.key}: {row.verdict.reason}")
@@ -329,6 +329,20 @@ def conclude(
     if gone:
         text += f"; accepted: {gone} gone"
     return end(Exit.FINE, text)
+
+
+def _looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
+    """Return a line for each loosened limit; tests with the same change share it."""
+    tests: dict[tuple[str, str, str | None], list[str]] = {}
+    for change in looser:
+        tests.setdefault((change.limit, change.was, change.now), []).append(change.key)
+    lines = []
+    for (limit, was, now), keys in tests.items():
+        which = keys[0] if len(keys) == 1 else counted(len(keys), "test")
+        lines.append(
+            f"limit of {which}: {limit} {was} -> {now or 'none'} in this change ({was} holds)"
+        )
+    return lines
 
 
 def _lost(missing: Sequence[Omission]) -> list[str]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
 from pytest_gpumem.baselines.history import Baseline, PastRow, SavedRun
 from pytest_gpumem.judging.duet import DuetRow, Pairs
-from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, looser_lines, lost
+from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, lost
 from pytest_gpumem.limits import PEAK, TIME
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
@@ -404,10 +404,10 @@ def test_tests_with_the_same_looser_limit_share_a_line() -> None:
         LooserLimit("t.py::b", "max_latency", "1 us", None),
         LooserLimit("t.py::b", "max_peak", "1 MiB", "2 MiB"),
     ]
-    assert looser_lines(changes) == [
+    assert concluded(row(), looser=changes).remarks == (
         "limit of 2 tests: max_latency 1 us -> none in this change (1 us holds)",
         "limit of t.py::b: max_peak 1 MiB -> 2 MiB in this change (1 MiB holds)",
-    ]
+    )
 
 
 def test_a_test_that_skips_in_base_too_is_no_loss() -> None:
