@@ -6,8 +6,7 @@
 a = b + 3 c in float32, on arrays of the given sizes, by the same compiled kernel. A round runs every peer once, in an order drawn anew,
 each in a process of its own with the GPU to itself and the same allocations.
 
-The record is written after every round and holds whole rounds only; where FILE holds a record of the same card, code and versions, the
-rounds are added to it. Exits with 1 if a worker failed; its error is in the record.
+The record is written after every round and holds whole rounds only. Exits with 1 if a worker failed; its error is in the record.
 """
 
 from __future__ import annotations
@@ -111,19 +110,12 @@ def main() -> int:
     if facts.simulated and peers != ["gpumem"]:
         parser.error(f"--device {chosen.device}: there is --peers gpumem only")
     record = {**new_record(facts), "card": facts.uuid}
-    if chosen.json is not None and chosen.json.exists():
-        held = json.loads(chosen.json.read_text())
-        for name in ("kind", "card", "versions", "kernel"):
-            if held.get(name) != record[name]:
-                parser.error(f"{chosen.json} holds {name} {held.get(name)}, not {record[name]}")
-        record["runs"] = held["runs"]
     common = {
         "device": chosen.device,
         "mib": [int(size) for size in chosen.sizes.split(",")],
     }
-    first = 1 + max((run["round"] for run in record["runs"]), default=0)
     begun, longest = time.monotonic(), 0.0
-    for number in range(first, first + chosen.processes):
+    for number in range(1, 1 + chosen.processes):
         started = time.monotonic()
         if started - begun + longest > chosen.seconds:
             print(f"stopping before round {number}", flush=True)
