@@ -50,7 +50,7 @@ def innermost(frames: Iterable[T], file_of: Callable[[T], str]) -> T | None:
     return of_library
 
 
-@cache  # a walk of a stack asks for each of its lines
+@cache
 def owner_of(file: str) -> Literal["user", "library", "pytest"] | None:
     """Whose code a file has; None for this package's, and for code without a file."""
     parts = Path(file).parts

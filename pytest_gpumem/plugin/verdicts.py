@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
@@ -19,7 +20,7 @@ from pytest_gpumem.plugin.session import (
 )
 from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.schema import from_plain, row_to_json
+from pytest_gpumem.records.schema import from_plain
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
@@ -135,4 +136,4 @@ class VerdictFeature(Feature):
         has_footprint = any(row.footprint is not None for row in state.rows)
         if not ended and (call.when != "teardown" or not has_footprint):
             return
-        setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in state.rows])
+        setattr(report, ROWS_ATTRIBUTE, [msgspec.to_builtins(row) for row in state.rows])

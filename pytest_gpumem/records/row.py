@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import cache
 from typing import Final, Literal
 
 from msgspec import field
@@ -206,6 +207,7 @@ def function_of(nodeid: str) -> str:
     return nodeid[:start] if start >= 0 else nodeid
 
 
+@cache
 def key_of(nodeid: str, label: str) -> str:
     r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
 

@@ -142,6 +142,8 @@ def _derived(record: Record, path: str) -> dict[str, Any]:
 
 def _refuse_unplain(value: object, path: str) -> None:
     """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes."""
+    if value is None or isinstance(value, (str, int)):
+        return
     if isinstance(value, float):
         if not math.isfinite(value):
             raise FileError(f"{path}: {value!r} is not a finite number")
@@ -153,7 +155,7 @@ def _refuse_unplain(value: object, path: str) -> None:
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             _refuse_unplain(inner, f"{path}[{index}]")
-    elif value is not None and not isinstance(value, (str, int, bool)):
+    else:
         raise FileError(f"{path}: {type(value).__name__} is not a JSON value")
 
 

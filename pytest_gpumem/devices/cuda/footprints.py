@@ -97,10 +97,9 @@ class DriverMemory(Source):
 
     def start(self, log: MemoryLog) -> str | None:
         self._log = log
-        names = (*_CALLS, *_BY_HANDLE)
+        names, lost = (*_CALLS, *_BY_HANDLE), self._missed
         try:
-            add = CALLBACKS.add
-            self._end = add("DRIVER_API", names, self._called, self._missed, begins=False)
+            self._end = CALLBACKS.add("DRIVER_API", names, self._called, lost, begins=False)
         except NotCounted as why:
             return str(why)
         return None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.user_lines import Line, innermost
+from pytest_gpumem.devices.user_lines import innermost
 
 _SERIES: Series = ("PyTorch", "device")
 MOST_ENTRIES = 1_000_000  # of the history between two looks at it; of more the oldest are lost
@@ -206,7 +206,7 @@ def report(log: MemoryLog, entries: Sequence[Mapping[str, Any]], offset: float) 
         event = AllocationEvent(at, _SERIES, layer, int(entry["addr"]), nbytes)
         if nbytes and log.allows is not None:
             frame = innermost(entry.get("frames", ()), itemgetter("filename"))
-            line: Line = ("", 0, "")
+            line = ("", 0, "")
             if frame is not None:
                 line = frame["filename"], frame["line"], frame["name"]
             event.allowed = log.allows(line)
