@@ -49,7 +49,6 @@ from pytest_gpumem.reporting.conclusion import (
     renamed,
 )
 from pytest_gpumem.reporting.details import name_and_driver
-from pytest_gpumem.reporting.markdown import summarise, workflow_commands
 from pytest_gpumem.reporting.row import figures
 from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, RowFilter, rounded_duration
@@ -229,11 +228,11 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     write("--output", output / SUMMARY, summary)
     if run.rows:
         write("--output", output / REPORT, html.page(run))
-    note = summarise(summary, os.environ)
+    note = markdown.summarise(summary, os.environ)
     if note is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(run.rows, gate.of_head.places):
+        for line in markdown.workflow_commands(run.rows, gate.of_head.places):
             click.echo(line)
 
 
