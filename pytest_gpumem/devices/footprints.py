@@ -140,7 +140,7 @@ class Footprints:
         """Book frees of the driver's that nobody reported."""
         for event in list(self.log.live[DRIVER].values()):
             if self.driver is not None and not self.driver.alive(event):
-                self.log.free(DRIVER, event.address)
+                self.log.add(replace(event, at=time.perf_counter(), nbytes=0))
 
     def figures(self) -> dict[str, Figures]:
         """The counts of the sources in the context that `_gone` has seen last."""

@@ -104,23 +104,20 @@ class MemoryLog:
             if event.layer == "segment":
                 segments.append(event)
                 continue
-            library, address = event.series[0], event.address
-            self.free(library, address)
+            live = self.live[event.series[0]]
+            freed = live.pop(event.address, None)
+            if freed is not None:
+                self.changes.append(Change(-freed.nbytes, freed))
             if not event.nbytes or (ours and event.layer != "fixture"):
                 continue
-            self.live[library][address] = event
+            live[event.address] = event
             self.changes.append(Change(event.nbytes, event))
             if event.layer == "driver":
-                self._made[address].append(event)
+                self._made[event.address].append(event)
         for segment in segments:
             self._give(segment)
             if not ours:
                 self.changes.append(Change(segment.nbytes, segment))
-
-    def free(self, library: str, address: int) -> None:
-        freed = self.live[library].pop(address, None)
-        if freed is not None:
-            self.changes.append(Change(-freed.nbytes, freed))
 
     def _give(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""

@@ -18,7 +18,7 @@ from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.user_lines import Line, is_named, line_of, shown_path
 from pytest_gpumem.records.footprint import WaitLine, Waits
 
-_WAITS = re.compile(
+CALLS = re.compile(
     r"(cu(?:CtxSynchronize|StreamSynchronize|EventSynchronize|MemFree|MemFreeHost"
     r"|Memcpy(?:HtoD|DtoH|HtoA|AtoH|2D|2DUnaligned|3D)?))(?:_v\d+)?"
 )
@@ -26,20 +26,14 @@ _WAITS = re.compile(
 does a copy of host memory. One with Async in its name does not match."""
 
 
-def call_that_waits(name: str) -> str | None:
-    """The name of a call without its version, or None if it does not wait."""
-    match = _WAITS.fullmatch(name)
-    return None if match is None else match[1]
-
-
 @cache
 def _calls() -> dict[str, str]:
     """The calls that wait, by the name that CUPTI has for each. Raises `NotCounted`."""
     calls = {}
     for name in imported().driver_api_trace_cbid.__members__:
-        call = call_that_waits(name)
-        if call is not None:
-            calls[name] = call
+        match = CALLS.fullmatch(name)
+        if match is not None:
+            calls[name] = match[1]
     return calls
 
 
