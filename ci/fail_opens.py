@@ -30,19 +30,21 @@ QUICK = [f"{SESSIONS}[{seed}]" for seed in (1, 4, 71)] + [f"{GATES}[{seed}]" for
 """The draws that find today's fail-opens. Where they find none, all draws run."""
 
 CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "plugin/outputs.py"
+RESULTS = "plugin/results.py"
 GATE = "runs/decisions.py"
 FAIL_OPENS = [
     # A discharge
-    (CORE, "if ran and expectation.label in labels:", "if ran:"),
-    (CORE, "(ran and (measured or not expectation.unmeasured)):", "ran:"),
-    (CORE, "any(what in judged(row) for row in rows):", "ran:"),
+    (CORE, "ran and expectation.label in labels", "ran"),
+    (CORE, "(ran and (measured or not expectation.unmeasured))", "ran"),
+    (CORE, "any(what in judged(row) for row in rows)", "ran"),
     (CORE, "read = row.measurement is not None", "read = True"),
     (CORE, "(row.footprint.ended or name not in AT_THE_END)", "True"),
     (
-        SESSION,
-        "            gpu.missing.extend(self._expectations.discharged(complete=complete))\n",
-        "            pass\n",
+        RESULTS,
+        "        gpu.missing.extend(Endings(gpu, expectations, complete).omissions())\n",
+        "        pass\n",
     ),
+    (COLLECTED, "return known or any(self.limits.values())", "return known"),
     # A status
     (
         CORE,
@@ -58,11 +60,7 @@ FAIL_OPENS = [
     (CORE, "return ending._replace(by_words=False, in_base=True)", "return ending"),
     (CORE, "if ending.plugin and ending.plugin in base.dividing:", "if ending.plugin:"),
     (CORE, "if expectation.what == ROW and base.leaves_out(nodeid):", "if False:"),
-    (
-        COLLECTED,
-        '        return bool(getattr(self._options, _VALUES.get(option, ""), None))\n',
-        "        return True\n",
-    ),
+    (RESULTS, "        return bool(value)\n", "        return True\n"),
     # An exit code
     (CORE, "if omission.status in (LOST, NOT_RUN):", "if omission.status == LOST:"),
     (
@@ -70,16 +68,16 @@ FAIL_OPENS = [
         "if omission.status != ACCEPTED and not (omission.by_words or omission.base_too):",
         "if omission.status == LOST:",
     ),
-    (SESSION, "if failed or (strict and open_under_strict(gpu.missing)):", "if failed:"),
+    (RESULTS, "gpu.settings.strict and bool(open_under_strict(gpu.missing))", "False"),
     (SESSION, "        session.exitstatus = pytest.ExitCode.TESTS_FAILED\n", "        pass\n"),
     (GATE, "causes = _lost(missing)", "causes = []"),
     (GATE, "    if looser:\n", "    if False:\n"),
     (GATE, "(len(others), ", "(0, "),
     (GATE, "    if states[State.OPEN]:\n", "    if False:\n"),
     # An origin of expectations
-    (COLLECTED, "in gpu.baseline.expected(gpu.settings.mode).items():", "in ():"),
+    (RESULTS, "in gpu.baseline.expected(gpu.settings.mode).items():", "in ():"),
     (
-        COLLECTED,
+        RESULTS,
         "            for name in LIMITS:\n                # A limit of the session",
         "            for name in ():\n                # A limit of the session",
     ),

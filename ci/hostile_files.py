@@ -218,7 +218,7 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.acceptances import Acceptances, Figure, read
     from pytest_gpumem.files import load_results
     from pytest_gpumem.limits import LIMITS
-    from pytest_gpumem.records.schema import FileError
+    from pytest_gpumem.outcomes import FileError
 
     run = load_results(seeds / "results.json").document
     try:
@@ -238,7 +238,7 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.nsight.ncu import kernels_of, read_launches, table
-    from pytest_gpumem.records.schema import FileError
+    from pytest_gpumem.outcomes import FileError
 
     try:
         launches = read_launches(path.read_text(errors="replace"))

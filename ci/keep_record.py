@@ -18,7 +18,8 @@ from typing import Any
 from msgspec import NODEFAULT, Struct, structs, to_builtins
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.device import Conditions
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 

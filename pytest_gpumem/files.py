@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.records.schema import Document, FileError, document_from_json
+from pytest_gpumem.outcomes import FileError, UserError
 from pytest_gpumem.revisions import DIRTY
+
+if TYPE_CHECKING:
+    from pytest_gpumem.records.schema import Document
 
 LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every sample
 
@@ -102,6 +104,8 @@ class ResultFile:
 
 def load_results(path: Path) -> ResultFile:
     """Return what a session wrote to the file of `--benchmark-json`. Raises `UserError`."""
+    from pytest_gpumem.records.schema import document_from_json  # most sessions read no file
+
     try:
         value = parsed(content(path))
         if not isinstance(value, Mapping) or "gpumem" not in value:

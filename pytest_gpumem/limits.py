@@ -1,7 +1,6 @@
 """The limits: an entry in a table each, from which options, marker and call keywords follow.
 
-docs/architecture.md says what a new limit needs. pytest imports this module in every session: it is
-cheap to import.
+docs/architecture.md says what a new limit needs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The options: a table, from which command line, environment, ini file and marker derive. pytest
-imports this module in every session: it is cheap to import."""
+"""The options: a table, from which command line, environment, ini file and marker derive."""
 
 from __future__ import annotations
 

@@ -60,6 +60,15 @@ class UserError(Exception):
     """Arguments or files that cannot be used: a line with the value and what is accepted."""
 
 
+class FileError(ValueError):
+    """A file that cannot be read, JSON of another schema, or a record that cannot be written. Names
+    the value by its path, not the file."""
+
+    def __str__(self) -> str:
+        """Return a single line."""
+        return " ".join(super().__str__().split())
+
+
 class NoAnswer(Exception):
     """A command that could do nothing: a line with the cause and the remedy."""
 

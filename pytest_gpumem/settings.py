@@ -1,7 +1,7 @@
 """The settings of a session and of a test: the values of the options, and where each came from.
 
-Precedence: command line, environment, ini file, default. pytest imports this module in every
-session: it is cheap to import.
+Precedence: command line, environment, ini file, default. pytest imports this module and
+those that it needs in every session: they are cheap to import.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.records.measurement import Conditions, Measurement, MovedBytes
+from pytest_gpumem.records.device import Conditions
+from pytest_gpumem.records.measurement import Measurement, MovedBytes
 from pytest_gpumem.units import MiB
 
 TRIAD: dict[str, Any] = {

@@ -29,8 +29,9 @@ from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.outcomes import Outcome, UserError
+from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, Verdict
 
 FACTS = choose("sim").facts

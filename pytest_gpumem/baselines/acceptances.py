@@ -34,10 +34,11 @@ from pytest_gpumem.judging.finding import relative
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import exact_count
 from pytest_gpumem.limits import EXACT, LIMITS
-from pytest_gpumem.outcomes import Code, Outcome, UserError
+from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row, key_of, selects
-from pytest_gpumem.records.schema import FileError, from_plain
+from pytest_gpumem.records import key_of, selects
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.revisions import files_at
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_margin, parse_share
 

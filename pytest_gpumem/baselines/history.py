@@ -30,12 +30,12 @@ from pytest_gpumem.judging.reference import (
     gains_restart,
 )
 from pytest_gpumem.limits import LIMITS, of_the_test
-from pytest_gpumem.records import Record
+from pytest_gpumem.records import Record, key_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement, Window
-from pytest_gpumem.records.row import Past, Row, key_of
+from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.units import parse_growth, parse_margin, short_bytes, sizes
 
 USUAL_LIMIT = "5%"
@@ -123,6 +123,8 @@ class Baseline:
 
     device: DeviceFacts  # the session's
     acceptances: Acceptances = field(default_factory=Acceptances)  # of the session's project
+    merged: Acceptances = field(default_factory=Acceptances)  # of these, those that BASE has too
+    added: Acceptances = field(default_factory=Acceptances)  # the others, if a gate counts them
     rows: Mapping[str, tuple[PastRow, ...]] = field(default_factory=dict)
     """By row key: its runs, oldest first."""
     processes: int = 0  # number of processes in the files that count
@@ -234,7 +236,7 @@ def assemble(runs: Iterable[SavedRun], device: DeviceFacts, acceptances: Accepta
         for row in run.rows:
             rows.setdefault(row.key, []).append(PastRow(**asdict(row), file=run))
     by_key = {key: tuple(of_row) for key, of_row in rows.items()}
-    return Baseline(device, acceptances, by_key, processes)
+    return Baseline(device, acceptances, rows=by_key, processes=processes)
 
 
 # Identity

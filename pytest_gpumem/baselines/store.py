@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,17 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import Acceptances
+from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.history import Baseline, SavedRow, SavedRun, assemble
 from pytest_gpumem.files import content, parsed, write_whole
 from pytest_gpumem.judging.conditions import unreliable
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.outcomes import Code, Outcome, UserError
+from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import FileError, check_schema, converted
-from pytest_gpumem.revisions import Ancestry
+from pytest_gpumem.records.schema import check_schema, converted
+from pytest_gpumem.revisions import Ancestry, ancestry
 from pytest_gpumem.units import QuantityError
 
 SUBFOLDER = "gpumem"  # below the device's key, beside the files of pytest-benchmark
@@ -78,18 +78,32 @@ class Store:
 
     def load(
         self,
-        ancestry: Callable[[frozenset[str]], Ancestry] | None = None,
-        acceptances: Acceptances | None = None,
+        history: Callable[[frozenset[str]], Ancestry] | None = None,
+        accepted: Acceptances | None = None,
     ) -> Baseline:
         """Read all saved rows of this device. Raises `UserError`: a file cannot be used.
 
-        `ancestry`: sorts revisions; only runs that the change is built on count. None: all count.
+        `history`: sorts revisions; only runs that the change is built on count. None: all count.
         """
         runs = [run for _, run in self.files()]
-        counting, left_out = _counting(runs, ancestry)
-        baseline = assemble(counting, self._facts, acceptances or Acceptances())
+        counting, left_out = _counting(runs, history)
+        baseline = assemble(counting, self._facts, accepted or Acceptances())
         note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out)
+
+    def load_with_acceptances(
+        self, root: Path, base: str | None, *, counts_added: bool
+    ) -> Baseline:
+        """Load a baseline with the accepted changes of the project at `root`. Raises `UserError`.
+        `base`: in a gate, its BASE. `counts_added`: what the change accepts counts."""
+        history, accepted = None, acceptances(root)
+        merged, added = accepted, Acceptances()
+        if base is not None:
+            history = partial(ancestry, base, folder=root)
+            merged, added = accepted.split_at(history(()).merge_base)
+        if not counts_added:
+            added = Acceptances()
+        return replace(self.load(history, accepted), merged=merged, added=added)
 
     def save(
         self,
@@ -277,12 +291,12 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _counting(
-    runs: Sequence[SavedRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
+    runs: Sequence[SavedRun], history: Callable[[frozenset[str]], Ancestry] | None
 ) -> tuple[list[SavedRun], str | None]:
     """Return the runs that count, and what is left out, in words."""
-    if ancestry is None:
+    if history is None:
         return list(runs), None
-    known = ancestry(frozenset(run.revision for run in runs if run.revision is not None))
+    known = history(frozenset(run.revision for run in runs if run.revision is not None))
     counting = []
     unknown = 0
     for run in runs:

@@ -27,7 +27,8 @@ from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Omission, Row, selects
+from pytest_gpumem.records import selects
+from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
 from pytest_gpumem.units import did_you_mean
 

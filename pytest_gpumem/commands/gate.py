@@ -36,8 +36,8 @@ from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records import schema
-from pytest_gpumem.records.row import Row, function_of
+from pytest_gpumem.records import function_of, schema
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting import html, markdown
 from pytest_gpumem.reporting.conclusion import (
     Conclusion,

@@ -125,14 +125,12 @@ def _profile(
     if report.exit_code < 0:
         how = ending(report.exit_code)
         log(f"gpumem: {report.program} was {how}: its report may not be whole")
-        return Exit.FAILED
-    if report.exit_code:
+    elif report.exit_code:
         log(
             f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was "
             "stopped; its output is above"
         )
-        return Exit.FAILED
-    return Exit.FINE
+    return Exit.FAILED if report.exit_code else Exit.FINE
 
 
 @click.command(
@@ -156,9 +154,7 @@ def explain(base: str, test: str, pytest_arguments: tuple[str, ...]) -> int:
         log(f"gpumem: {note}")
     _show(f"differ by more than 5 % by {explanation.tool}", explanation.counters)
     _show("ran differently", explanation.ran)
-    if explanation.failed:
-        return Exit.FAILED
-    return Exit.FINE
+    return Exit.FAILED if explanation.failed else Exit.FINE
 
 
 def _show(title: str, lines: dict[str, list[str]]) -> None:

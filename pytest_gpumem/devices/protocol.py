@@ -32,8 +32,7 @@ from pytest_gpumem.devices.memory_kinds import (
     MemoryKind,
     WindowSpec,
 )
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.records.what_ran import WhatRan
 

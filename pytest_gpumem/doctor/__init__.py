@@ -209,9 +209,10 @@ def examine() -> Report:
     """Run all checks. A missing or broken component is a finding and raises nothing."""
     facts, reason = find(os.environ.get("GPUMEM_DEVICE", "").strip())
     card, unseen = _look(facts)
+    versions = {each.name: each.version for each in metadata.distributions()}
     checks = [
         *gpu_checks(facts, reason, card, unseen),
-        *package_checks(_installed()),
+        *package_checks(versions),
         *tool_checks(os.environ),
     ]
     return Report(tuple(checks), _summary(facts, checks), facts, card)
@@ -240,13 +241,6 @@ def _look(facts: DeviceFacts | None) -> tuple[Card | None, str]:
         return None, str(missing)
     except Exception as broken:  # such as a library of another version than the package
         return None, repr(broken)
-
-
-def _installed() -> dict[str, str]:
-    versions = {}
-    for distribution in metadata.distributions():
-        versions[distribution.name] = distribution.version
-    return versions
 
 
 def _summary(facts: DeviceFacts | None, checks: list[Fact]) -> str:

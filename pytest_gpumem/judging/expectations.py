@@ -17,7 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pytest_gpumem.limits import AT_THE_END, LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
-from pytest_gpumem.records import Record
+from pytest_gpumem.records import Record, selects
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
@@ -30,7 +30,6 @@ from pytest_gpumem.records.row import (
     Omission,
     Row,
     Status,
-    selects,
 )
 
 _FAILED = ("failed", "did not run")
@@ -86,6 +85,27 @@ class Selection(Record, frozen=True):
     def lacks(self, nodeid: str) -> bool:
         return not self.has(nodeid) and not self.leaves_out(nodeid)
 
+    def stricter(
+        self,
+        nodeid: str,
+        limits: Limits,
+        names: Iterable[str],
+        base_name: str,
+        accepted: Callable[[str, str | None], bool],
+    ) -> Limits:
+        """Return the limits `names` of a change's test, those of BASE where they demand more.
+
+        `accepted`: whether a looser limit, by its name and new value, is accepted.
+        """
+        base = self.tests.get(nodeid, Limits())
+        values, origin = dict[str, str | None](), dict(limits.origin)
+        for name in names:
+            was, now = getattr(base, name), getattr(limits, name)
+            if demands_more(name, was, now) and not accepted(name, now):
+                values[name] = was
+                origin[name] = f"{base.origin.get(name, 'limit')} of {base_name}"
+        return replace(limits, **values, origin=origin) if values else limits
+
 
 def against_base(
     ending: Ending, expectation: Expectation, base: Selection, base_name: str
@@ -104,26 +124,6 @@ def against_base(
     if not ending.by_words:
         ending = ending._replace(reason=f"left out of {base_name} too")
     return ending._replace(base_too=True)
-
-
-def stricter_limits(
-    limits: Limits,
-    base: Limits,
-    names: Iterable[str],
-    base_name: str,
-    accepted: Callable[[str, str | None], bool],
-) -> Limits:
-    """Return the limits `names` of a change's test, those of BASE where they demand more.
-
-    `accepted`: whether a looser limit, by its name and new value, is accepted.
-    """
-    values, origin = dict[str, str | None](), dict(limits.origin)
-    for name in names:
-        was, now = getattr(base, name), getattr(limits, name)
-        if demands_more(name, was, now) and not accepted(name, now):
-            values[name] = was
-            origin[name] = f"{base.origin.get(name, 'limit')} of {base_name}"
-    return replace(limits, **values, origin=origin) if values else limits
 
 
 def edited(nodeid: str, head: Selection, base: Selection) -> bool:
@@ -196,28 +196,18 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
     ran = failed or ending.how == "passed"
     if what == ROW:
         labels = [row.label for row in rows if row.measurement is not None]
-        if ran and expectation.label in labels:
-            return None
-        status, reason = _of_row(ending)
+        met = ran and expectation.label in labels
     elif what == TEST:
         measured = any(row.measured_something for row in rows)
-        if failed or (ran and (measured or not expectation.unmeasured)):
-            return None
-        status, reason = _of_row(ending)
+        met = failed or (ran and (measured or not expectation.unmeasured))
     else:
-        if failed or any(what in judged(row) for row in rows):
-            return None
-        status, reason = _of_limit(what, ending)
-    return Omission(
-        expectation.nodeid,
-        expectation.label,
-        status,
-        reason,
-        what,
-        ending.by_words,
-        base_too=ending.base_too,
-        how=ending.how,
-    )
+        met = failed or any(what in judged(row) for row in rows)
+    if met:
+        return None
+    status, reason = _of_limit(what, ending) if what in LIMITS else _of_row(ending)
+    nodeid, label, how = expectation.nodeid, expectation.label, ending.how
+    by_words, base_too = ending.by_words, ending.base_too
+    return Omission(nodeid, label, status, reason, what, by_words, base_too, how)
 
 
 def _of_row(ending: Ending) -> tuple[Status, str]:
@@ -249,11 +239,8 @@ def _not_run(ending: Ending, its: str) -> tuple[Status, str]:
 
 def lost(missing: Iterable[Omission]) -> list[Omission]:
     """Return those that fail a gate: lost, or left out by other than words of the command line."""
-    failing = []
-    for omission in open_under_strict(missing):
-        if omission.status in (LOST, NOT_RUN):
-            failing.append(omission)
-    return failing
+    failing = open_under_strict(missing)
+    return [omission for omission in failing if omission.status in (LOST, NOT_RUN)]
 
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:

@@ -30,7 +30,7 @@ from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.stopping import steady
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
-from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.device import Conditions
 
 HOLD_TIMEOUT = 0.5  # seconds: work that waits for the device would never return
 FLUSH_FACTOR = 2  # flush size over L2; 1/8 of the earlier lines stay where eviction is random

@@ -269,9 +269,7 @@ class Arena:
         if isinstance(argument, Buffer):
             return argument
         array, buffer = self._guests.get(id(argument), (None, None))
-        if array is not argument:
-            return None
-        return buffer
+        return buffer if array is argument else None
 
     def taken(self, argument: Any) -> Any:
         """Return the buffer of an argument, pageable for a NumPy array; or what was given."""

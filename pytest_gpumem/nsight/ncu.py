@@ -22,9 +22,8 @@ from pytest_gpumem.nsight.tools import (
     nsys_cause,
     nsys_command,
 )
-from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.outcomes import FileError, NoAnswer
 from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
-from pytest_gpumem.records.schema import FileError
 from pytest_gpumem.runs import processes
 from pytest_gpumem.units import format_time, short_bytes
 

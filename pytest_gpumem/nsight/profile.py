@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import ncu, tools
-from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
-from pytest_gpumem.records.schema import FileError
+from pytest_gpumem.outcomes import Exit, FileError, NoAnswer, UserError
 from pytest_gpumem.runs import processes
 
 WHOLE_RUN = "gpumem"  # default name of a report of several tests

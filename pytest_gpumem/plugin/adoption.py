@@ -17,15 +17,12 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.devices.errors import Unsupported
-from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
-from pytest_gpumem.plugin.gpu_memory import limited
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, keywords_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import HOST, Row
 from pytest_gpumem.settings import Settings, of_test
 from pytest_gpumem.units import counted
 
@@ -37,16 +34,6 @@ def adopts(item: pytest.Item, settings: Settings) -> bool:
     if not uses_benchmark(item) or uses(item, BENCHMARK_FIXTURE):
         return False
     return of_test(settings, keywords_of(item)).adopt
-
-
-def rows_of_table(session: GpuSession) -> list[Row]:
-    """The rows of this plugin's table: adopted ones if they have a limit or a reference."""
-    rows = []
-    for row in session.rows:
-        adopted = HOST in row.extra
-        if not adopted or limited(row.limits, LIMITS) or session.baseline.past(row):
-            rows.append(row)
-    return rows
 
 
 class AdoptionFeature(Feature):
@@ -152,12 +139,15 @@ class AdoptionFeature(Feature):
         session = self._session
         if session.is_part:
             return
-        left_out = len(session.rows) - len(rows_of_table(session))
-        if left_out:
-            yield (
-                f"{counted(left_out, 'adopted benchmark')} without a limit or a baseline: "
-                "pytest-benchmark's table has the GPU's times"
-            )
+        if session.rows:
+            from pytest_gpumem.plugin.rows import rows_of_table
+
+            left_out = len(session.rows) - len(rows_of_table(session))
+            if left_out:
+                yield (
+                    f"{counted(left_out, 'adopted benchmark')} without a limit or a baseline: "
+                    "pytest-benchmark's table has the GPU's times"
+                )
         for reason, named in self._reasons.items():
             nodeids = list(dict.fromkeys(named))
             names = ", ".join(nodeids[:SHOWN])

@@ -12,19 +12,20 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pytest_gpumem.files import revision_of, write_whole
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.records.row import HOST
-from pytest_gpumem.records.schema import document
+
+if TYPE_CHECKING:
+    from pytest_gpumem.records.row import Row
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`
 
@@ -47,36 +48,33 @@ class Entries:
         self.further: dict[str, Any] = {}  # further figures for `extra_info`
         self.called = False  # the test has called `gpu_benchmark`
 
-    def add(
-        self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool
-    ) -> None:
-        """Add the entry of a measurement with this label, which no save or compare takes if failed.
-        `durations`: seconds of each sample. `summary`: JSON-able figures for `extra_info`.
-        """
+    def add(self, row: Row, figures: Mapping[str, Any], *, adopted: bool) -> None:
+        """Add the entry of a row, which no save or compare takes if its test failed.
+        `figures`: for `extra_info`. `adopted`: the fixture has measured the same call."""
         fixture = self._fixture
-        if fixture is None or not durations:
+        if fixture is None or row.measurement is None:
             return
         beside = fixture.stats is not None  # an entry of the host
         self._use_up()
         if fixture.disabled:
             return
         entry = copy.copy(fixture)
-        gpumem = {**self.further, **summary}
+        gpumem, label = {**self.further, **figures}, row.label
         if beside:
             label = label or "gpu"
-        if HOST in summary.get("extra", {}):  # the fixture has measured the same call
+        if adopted:
             entry.group = f"{fixture.group} GPU" if fixture.group else "GPU"
             gpumem["adopted"] = True
         if label:
             entry.name, entry.fullname = f"{entry.name}[{label}]", f"{entry.fullname}[{label}]"
-        if summary.get("simulated"):
+        if figures["simulated"]:
             # pytest-benchmark shows the group above its table: these are no times of a GPU.
             entry.group = f"{entry.group}, simulated" if entry.group else "simulated"
         entry.extra_info = {**fixture.extra_info, "gpumem": gpumem}
-        entry.has_error, entry.cprofile_stats = failed, None
+        entry.has_error, entry.cprofile_stats = row.failed, None
         entry._timer = gpumem_device_time
         stats = entry._make_stats(iterations=1)
-        for duration in durations:
+        for duration in row.measurement.samples:
             stats.update(duration)
         self._added.append(entry)
 
@@ -154,7 +152,7 @@ def write_json(config: pytest.Config) -> None:
         benchmarks=[],
         include_data=True,
         machine_info=session.get_machine_info(),
-        commit_info=_commit_info(config),
+        commit_info=commit_info(config),
     )
     config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
     target = session.json
@@ -164,16 +162,11 @@ def write_json(config: pytest.Config) -> None:
     write_whole(Path(target), json.dumps(output, indent=4, allow_nan=False, default=str))
 
 
-def _commit_info(config: pytest.Config) -> dict[str, Any]:
+def commit_info(config: pytest.Config) -> dict[str, Any]:
     """The commit as pytest-benchmark finds it, the project's hooks included."""
     info: dict[str, Any] = config.hook.pytest_benchmark_generate_commit_info(config=config)
     config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=info)
     return info
-
-
-def revision(config: pytest.Config) -> str | None:
-    """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
-    return revision_of(_commit_info(config))
 
 
 class BenchmarkFiles:
@@ -207,6 +200,10 @@ class BenchmarkFiles:
                 )
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        # Only a session that writes JSON needs them.
+        from pytest_gpumem.records.schema import document
+        from pytest_gpumem.reporting.row import figures
+
         session = self._session
         by_name = {(row.range_name, row.label): row for row in session.rows}
         for entry in output_json.get("benchmarks", ()):  # a project may write its own JSON
@@ -216,8 +213,6 @@ class BenchmarkFiles:
             # Since then the row may have been judged again.
             row = by_name.get((gpumem["range"], gpumem.get("label", "")))
             if row is not None:
-                from pytest_gpumem.reporting.row import figures
-
                 gpumem.update(figures(row, session.facts))
         output_json["gpumem"] = document(
             session.facts, list(session.rows), session.settings.to_json(), session.missing

@@ -59,7 +59,7 @@ MEASURING = (
     "numpy.random",
     "pytest_gpumem.memory.l2_leftovers",
     "pytest_gpumem.plugin.gpu_benchmark",
-    "pytest_gpumem.plugin.rows",
+    "pytest_gpumem.plugin.results",
 )
 """Modules that a measurement imports: each process would take 0.1 s for it."""
 

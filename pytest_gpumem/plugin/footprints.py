@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpumem.devices.errors import NotCounted
 from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.plugin.gpu_memory import NO_FIXTURE_SIMULATED, WatchedTest
+from pytest_gpumem.plugin.marks import MARKER, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.running import Feature
-from pytest_gpumem.plugin.session import GpuSession, state_of
-from pytest_gpumem.records.footprint import Waits
+from pytest_gpumem.plugin.session import NO_FIXTURE_SIMULATED, GpuSession, state_of
 from pytest_gpumem.settings import SettingsError
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.gpu_memory import WatchedTest
 
 SIMULATED = "not read: a simulated device calls no driver"  # of waits
 
@@ -28,6 +30,9 @@ class FootprintFeature(Feature):
         self._session = session
         self._watching = False  # the sources report
         settings, written = session.settings, []
+        limited = any(settings.limits.values()) or session.in_gate
+        self._of_any = limited or settings.footprint == "on" or settings.waits
+        """Tests that say nothing may be watched too."""
         for name in OF_FOOTPRINT:
             if settings.limits[name] is not None:
                 written.append(f"{settings.origins[name]}: {name} {settings.limits[name]}")
@@ -41,7 +46,10 @@ class FootprintFeature(Feature):
     def setup(self, item: pytest.Item) -> None:
         state = state_of(item)
         state.watched = None
-        if self._session.lost_in is None:
+        says_so = uses(item, TEST_FIXTURE) or item.get_closest_marker(MARKER) is not None
+        if self._session.lost_in is None and (says_so or self._of_any):
+            from pytest_gpumem.plugin.gpu_memory import WatchedTest
+
             with suppress(SettingsError):  # reported where the marker is read
                 watched = WatchedTest(item, self._session)
                 if watched.watches:
@@ -125,7 +133,7 @@ class WaitFeature(Feature):
                 raise NotCounted(SIMULATED)
             counter.start()
         except NotCounted as why:
-            watched.waits = Waits(not_read=str(why))
+            watched.leave_waits(str(why))
             if counter is not None:
                 session.remark_first("waits", f"{why}, from {item.nodeid} on")
             yield

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -289,7 +289,14 @@ class GpuBenchmark:
         """Measure what `make` gives."""
         __tracebackhide__ = True
         test, session, settings = self._test, self._test.session, self._test.settings
-        label, merged = self._checked(label), self._merged(limits)
+        label = self._checked(label)
+        for keyword in limits:
+            if keyword in OF_FOOTPRINT:
+                raise BadCall(
+                    f"{keyword} limits the memory of a test, not a measurement: give it to "
+                    "@pytest.mark.gpumem or to gpu_memory.watch()"
+                )
+        merged = merge_limits(marker_limits(limits, "call"), test.limits, session.settings)
         if count_pages not in (None, True, False):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         target, name = make(), session.names.unique(test.item.nodeid)
@@ -352,13 +359,3 @@ class GpuBenchmark:
                 "which names its result"
             )
         return label or ""
-
-    def _merged(self, given: Mapping[str, object]) -> Limits:
-        for name in given:
-            if name in OF_FOOTPRINT:
-                raise BadCall(
-                    f"{name} limits the memory of a test, not a measurement: give it to "
-                    "@pytest.mark.gpumem or to gpu_memory.watch()"
-                )
-        test = self._test
-        return merge_limits(marker_limits(given, "call"), test.limits, test.session.settings)

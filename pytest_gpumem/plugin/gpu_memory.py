@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.errors import DeviceError, NotCounted
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
+from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import (
     MEMORY_FIXTURE,
     SESSION_PLUGIN,
@@ -23,10 +24,10 @@ from pytest_gpumem.plugin.marks import (
     uses,
     uses_benchmark,
 )
-from pytest_gpumem.plugin.session import GpuSession, state_of
+from pytest_gpumem.plugin.session import NO_FIXTURE_SIMULATED, GpuSession, state_of
+from pytest_gpumem.records import key_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import SettingsError, by_marker, marker_limits, of_marker, of_test
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ T = TypeVar("T")
 TROUBLE = (DeviceError, RuntimeError)
 """Errors of the device and of libraries: limits on memory are UNDECIDED then."""
 COLLECTIONS = (lambda: gc.collect(1), lambda: gc.collect(2))  # most objects of a test, and all
-NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 
 
 class WatchedTest:
@@ -120,6 +120,9 @@ class WatchedTest:
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return footprint
 
+    def leave_waits(self, why: str) -> None:
+        self.waits = Waits(not_read=why)
+
     def unread(self) -> Footprint:
         """The footprint of the test, or of a part of it, that could not be read."""
         why = str(self.trouble)
@@ -194,8 +197,6 @@ def _let_go(item: pytest.Item) -> None:
 
 def check_label(call: str, label: object, used: Iterable[str], item: pytest.Item) -> None:
     """Raise `BadCall`: the label is no short text, or names another part, or another test."""
-    from pytest_gpumem.measuring.bound import BadCall
-
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
         raise BadCall(
             f"{call}: a label is a short text that tells this part from others of the same test"
@@ -263,8 +264,6 @@ class GpuMemory:
             BadCall: the label is no short text, or was used; or memory is not watched.
             SettingsError: a limit that is none.
         """
-        from pytest_gpumem.measuring.bound import BadCall
-
         __tracebackhide__ = True
         item = self._item
         watched: WatchedTest | None = state_of(item).watched

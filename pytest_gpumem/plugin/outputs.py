@@ -5,22 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.store import devices
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.expecting import ExpectationFeature
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import Feature, Wrapper
 from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.reporting.terminal import columns, header, wrapped
@@ -35,15 +32,8 @@ class OutputFeature(Feature):
 
     name = "outputs"
 
-    def __init__(
-        self,
-        gpu: GpuSession,
-        expectations: ExpectationFeature,
-        verdicts: VerdictFeature,
-        workers: Workers,
-    ) -> None:
-        self._gpu = gpu
-        self._expectations, self._verdicts, self._workers = expectations, verdicts, workers
+    def __init__(self, gpu: GpuSession, expectations: ExpectationFeature, workers: Workers) -> None:
+        self._gpu, self._expectations, self._workers = gpu, expectations, workers
         if not gpu.is_part:  # a worker shows nothing, and writes no file
             _check_files(gpu)
         gpu.config.add_cleanup(self._silence_tracebacks)  # after pytest has put back its hook
@@ -62,35 +52,28 @@ class OutputFeature(Feature):
 
     # Runs outside of pytest-benchmark's hook, so before it writes files.
     @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+    def pytest_sessionfinish(self, session: pytest.Session) -> Wrapper:
         self._silence_tracebacks()
         if self._must_exit_at_once:
             atexit.register(_exit_at_once, session)
-        failed = self._judge_the_end(session)
         if self._gpu.is_part:
             self._workers.send()
         else:
-            self._finish(session, failed=failed)
+            self._finish(session)
         return (yield)
 
-    def _judge_the_end(self, session: pytest.Session) -> bool:
-        """Judge what waits for the end; return whether the session fails by it."""
-        config = session.config
-        try:
-            return self._verdicts.end()
-        except Exception as error:
-            config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
-            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        return False
+    def _finish(self, session: pytest.Session) -> None:
+        gpu, expectations, failed = self._gpu, self._expectations, False
+        if gpu.rows or gpu.further:
+            from pytest_gpumem.plugin.rows import judge_waiting
 
-    def _finish(self, session: pytest.Session, *, failed: bool) -> None:
-        """Find what is missing, write all files, and set the exit code."""
-        gpu = self._gpu
+            try:
+                failed = judge_waiting(gpu)
+            except Exception as error:
+                info = pytest.ExceptionInfo.from_exception(error)
+                gpu.config.notify_exception(info, gpu.config.option)
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         complete = session.exitstatus in (*_FINE, pytest.ExitCode.TESTS_FAILED)
-        self._expectations.write_selection()
-        # A profiler forbids verdicts.
-        if not session.config.option.collectonly and not gpu.ranges.tool_attached():
-            gpu.missing.extend(self._expectations.discharged(complete=complete))
         for name, why in gpu.broken.items():
             gpu.remark(f"{name} raised by mistake, and what it was to judge is UNDECIDED: {why}")
         if gpu.in_gate or gpu.settings.save:
@@ -100,11 +83,11 @@ class OutputFeature(Feature):
         tests_failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
         strict = gpu.settings.strict
         report = _report_of(gpu)
-        if gpu.rows or gpu.missing or gpu.settings.save or report is not None:
-            from pytest_gpumem.plugin.results import write
+        if gpu.rows or expectations.exist or gpu.settings.save or report is not None:
+            from pytest_gpumem.plugin.results import finish
 
-            failed = not write(gpu, report, complete=complete) or failed
-        if failed or (strict and open_under_strict(gpu.missing)):
+            failed = finish(gpu, expectations, report, complete=complete) or failed
+        if failed:
             _fail(session)
         if gpu.broken and (strict or gpu.in_gate) and complete and not tests_failed:
             session.exitstatus = Exit.NO_VERDICT
@@ -115,7 +98,7 @@ class OutputFeature(Feature):
 
     @property
     def _must_exit_at_once(self) -> bool:
-        """True if the process ends at once: objects of CuPy that outlive the context crash it."""
+        """Objects of CuPy that outlive the context would crash the process."""
         gpu = self._gpu
         gone = gpu.lost_in is not None or gpu.destroyed
         if not gone or gpu.facts.simulated:
@@ -133,19 +116,21 @@ class OutputFeature(Feature):
 
     def header(self, lines: Iterable[object]) -> Iterator[object]:
         """The session's lines in place of pytest-benchmark's, whose defaults hold for no GPU."""
-        # pytest prints them from the last one on.
-        if not self._gpu.is_part:
-            yield [*self._workers.header(), *_header_lines(self._gpu)]
+        gpu = self._gpu
+        if not gpu.is_part:
+            why, plan = gpu.chosen.fallback_reason, gpu.settings.to_json()
+            shown = self._workers.header()
+            for text in header(gpu.facts, plan, _baseline(gpu), fallback_reason=why):
+                shown += wrapped(text, columns(), indent="    ")
+            yield shown  # pytest prints from the last one on
         for line in lines:
             is_benchmarks = str(line).startswith("benchmark: ")
-            if not is_benchmarks or self._gpu.config.get_verbosity() > 0:
+            if not is_benchmarks or gpu.config.get_verbosity() > 0:
                 yield line
 
     # Outside of pytest-benchmark's table and pytest's short summary: what to do comes last.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_terminal_summary(
-        self, terminalreporter: pytest.TerminalReporter
-    ) -> Generator[None, object, object]:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Wrapper:
         gpu = self._gpu
         profiled = gpu.ranges.tool_attached()
         try:
@@ -162,7 +147,6 @@ class OutputFeature(Feature):
 
 
 def _fail(session: pytest.Session) -> None:
-    """Have the session end as with failed tests, unless it ends with another error."""
     if session.exitstatus in _FINE:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -184,7 +168,6 @@ def _print_nothing(*_: object) -> None:
 
 
 def _exit_at_once(session: pytest.Session) -> None:
-    """End the process before libraries print a traceback for each piece of lost memory."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -201,6 +184,12 @@ def _check_files(gpu: GpuSession) -> None:
         why = None if path is None else unwritable(path)
         if why is not None:
             raise pytest.UsageError(f"gpumem: {flag}: cannot write {path}: {why}")
+    if gpu.settings.save and not gpu.config.option.collectonly:
+        from pytest_gpumem.baselines.store import Store
+
+        why = Store(gpu.place, gpu.facts).unwritable()
+        if why is not None:
+            raise pytest.UsageError(f"gpumem: {gpu.settings.origins['save']}: {why}")
 
 
 def _report_of(gpu: GpuSession) -> Path | None:
@@ -210,25 +199,21 @@ def _report_of(gpu: GpuSession) -> Path | None:
     return Path(gpu.config.invocation_params.dir, Path(report).expanduser())
 
 
-def _header_lines(gpu: GpuSession) -> list[str]:
-    why, plan = gpu.chosen.fallback_reason, gpu.settings.to_json()
-    shown = []
-    for line in header(gpu.facts, plan, _baseline(gpu), fallback_reason=why):
-        shown += wrapped(line, columns(), indent="    ")
-    return shown
-
-
 def _baseline(gpu: GpuSession) -> str:
-    baseline, folder = gpu.baseline, gpu.config.invocation_params.dir
-    place = shown = gpu.store.place
-    if place.is_relative_to(folder):
-        shown = place.relative_to(folder)
-    if baseline.note is not None:
-        # Baselines of other devices, and processes that do not count, are a reason.
-        why = baseline.note if devices(place) else f"none in {shown}"
+    folder, shown = gpu.config.invocation_params.dir, gpu.place
+    if shown.is_relative_to(folder):
+        shown = shown.relative_to(folder)
+    if not gpu.has_past or gpu.baseline.note is not None:
+        why = f"none in {shown}"
+        if gpu.has_past:
+            from pytest_gpumem.baselines.store import devices
+
+            # Baselines of other devices, and processes that do not count, are a reason.
+            why = str(gpu.baseline.note) if devices(gpu.place) else why
         if not gpu.settings.save:
             why += "; --gpumem-save --gpumem-processes 3 makes one"
         return why
+    baseline = gpu.baseline
     newest = max((runs[-1].file for runs in baseline.rows.values()), key=lambda run: run.utc)
     commit, dash, dirty = (newest.revision or "unknown").partition("-")
     line = f"{counted(baseline.processes, 'process')} in {shown}, the newest of {commit[:10]}"

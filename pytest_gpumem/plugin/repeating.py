@@ -49,7 +49,6 @@ class RepeatFeature(Feature):
         yield
 
     def _run_processes(self) -> None:
-        """Run the further processes, which save and compare nothing."""
         session, config = self._session, self._session.config
         arguments = [str(argument) for argument in config.invocation_params.args]
         total = session.settings.total_budget
@@ -99,6 +98,5 @@ def failures_elsewhere(session: GpuSession) -> bool:
             remarks.append(f"{process.name} failed as a whole: {process.failed_as_a_whole}")
         elif session.rows and not (process.rows or process.texts):
             remarks.append(f"{process.name} measured nothing")
-    for remark in remarks:
-        session.remark(remark)
+    session.remark(*remarks)
     return bool(remarks)

@@ -1,26 +1,43 @@
-"""The results of a session: its summary, its files and its saved rows."""
+"""The results of a session: what it did not judge, its summary, its files and its saved rows."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
-from pytest_gpumem.baselines.store import untrusted
-from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.expectations import open_under_strict
+from pytest_gpumem.baselines.store import Store, untrusted
+from pytest_gpumem.files import revision_of, write_whole
+from pytest_gpumem.judging.expectations import (
+    Ending,
+    Expectation,
+    Selection,
+    against_base,
+    discharge,
+    of_base,
+    open_under_strict,
+)
 from pytest_gpumem.judging.finding import is_failure
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.plugin import entries
-from pytest_gpumem.plugin.adoption import rows_of_table
+from pytest_gpumem.plugin.expecting import PLUGIN, PROJECT, ExpectationFeature
+from pytest_gpumem.plugin.rows import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records import selects
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, Omission
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.conclusion import (
     Conclusion,
@@ -34,26 +51,37 @@ from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import profiled_lines
 from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.revisions import DIRTY
+from pytest_gpumem.settings import by_marker
 from pytest_gpumem.units import counted, format_time
 
 
-def write(gpu: GpuSession, report: Path | None, *, complete: bool) -> bool:
-    """Save and write all files; False if that fails. `complete`: all its tests ran."""
-    written = True
+def finish(
+    gpu: GpuSession, expectations: ExpectationFeature, report: Path | None, *, complete: bool
+) -> bool:
+    """Find what was not judged, save and write all files; return whether the session fails by that.
+    `complete`: it collected all that it was to collect, and all its tests ran."""
+    if expectations.writes is not None:
+        _write_selection(expectations.writes, gpu, expectations)
+    # A profiler forbids verdicts.
+    if not gpu.config.option.collectonly and not gpu.ranges.tool_attached():
+        gpu.missing.extend(Endings(gpu, expectations, complete).omissions())
+    if not (gpu.rows or gpu.missing or gpu.settings.save or report is not None):
+        return False
+    failed = gpu.settings.strict and bool(open_under_strict(gpu.missing))
     if gpu.settings.save:
         try:
             for line in _save(gpu, complete=complete):
                 gpu.remark(f"--gpumem-save: {line}")
         except UserError as error:
             gpu.remark(f"--gpumem-save: {error}")
-            written = False
+            failed = True
     if report is not None and not _write_report(gpu, report):
-        written = False
+        failed = True
     if os.environ.get("GITHUB_STEP_SUMMARY") and gpu.announces:
-        failed = markdown.summarise(markdown.page(_run(gpu)), os.environ)
-        if failed is not None:
-            gpu.remark(failed)
-    return written
+        why = markdown.summarise(markdown.page(_run(gpu)), os.environ)
+        if why is not None:
+            gpu.remark(why)
+    return failed
 
 
 def _write_report(gpu: GpuSession, path: Path) -> bool:
@@ -78,11 +106,16 @@ def _run(gpu: GpuSession) -> Run:
         facts=gpu.facts,
         settings=gpu.settings.to_json(),
         utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        revision=entries.revision(gpu.config),
+        revision=_revision(gpu),
         past={row.key: gpu.baseline.past(row) for row in gpu.rows},
         remarks=missing_lines(gpu.missing),
         conclusion=_conclusion(gpu),
     )
+
+
+def _revision(gpu: GpuSession) -> str | None:
+    """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
+    return revision_of(entries.commit_info(gpu.config))
 
 
 def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
@@ -149,18 +182,13 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
             limits += absolute_limits(row)
             if any(changes_of(row)) and not accept:
                 accept.append(command(row))
-        steps = advice(_again(failing[0], gpu), accept, limits=limits)
+        again = ["pytest"]
+        for word in gpu.config.invocation_params.args:
+            if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
+                again.append(str(word))
+        steps = advice([*again, failing[0].nodeid], accept, limits=limits)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, gpu.missing, advice=steps)
-
-
-def _again(row: Row, gpu: GpuSession) -> list[str]:
-    config = gpu.config
-    words = ["pytest"]
-    for word in config.invocation_params.args:
-        if word not in (*config.option.file_or_dir, BY_NAME["save"].flag):
-            words.append(str(word))
-    return [*words, row.nodeid]
 
 
 def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
@@ -177,10 +205,10 @@ def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
     if fork is not None:
         yield f"nothing is stored of code that is not ours: {fork}"
         return
-    revision = entries.revision(gpu.config)
-    saved = gpu.store.save(rows, revision, gpu.settings.mode, gpu.baseline)
+    revision = _revision(gpu)
+    saved = Store(gpu.place, gpu.facts).save(rows, revision, gpu.settings.mode, gpu.baseline)
     if saved.path is not None:
-        line = f"{saved.saved} of {counted(len(rows), 'row')} stored in {gpu.store.place}"
+        line = f"{saved.saved} of {counted(len(rows), 'row')} stored in {gpu.place}"
         if str(revision).endswith(DIRTY):
             line += " with uncommitted changes: no gate uses it"
         yield line
@@ -191,3 +219,147 @@ def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
         yield f"nothing is stored: the reference of {full} is full, and nothing became faster"
     for row, why in saved.refused:
         yield f"refused {row.key}: {why}"
+
+
+# What was not judged
+
+
+def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeature) -> None:
+    tests, others, plugins = {}, [], set()
+    for nodeid, test in expectations.limits.items():
+        kind, name = expectations.left_out.get(nodeid, ("", ""))
+        if kind == PLUGIN:
+            plugins.add(name)
+        elif nodeid not in expectations.to_run:
+            continue
+        if nodeid in expectations.no_verdict:
+            continue
+        if test is None:
+            others.append(nodeid)
+        else:
+            tests[nodeid] = test
+    left_out = sorted({*expectations.no_verdict, *expectations.modules})
+    places = markdown.places_of(gpu.config.rootpath, gpu.rows.places)
+    selection = Selection(
+        tests,
+        tuple(expectations.idle.intersection(tests)),
+        tuple(others),
+        tuple(left_out),
+        tuple(sorted(plugins)),
+        expectations.files,
+        expectations.failures,
+        places,
+        tuple(gpu.unrun),
+    )
+    write_whole(Path(file), json.dumps(msgspec.to_builtins(selection)))
+
+
+class Endings:
+    """How the tests of a session ended."""
+
+    def __init__(self, gpu: GpuSession, expected: ExpectationFeature, complete: bool) -> None:
+        self._session, self._expected, self._complete = gpu, expected, complete
+        # The options of the command line, without those of the ini file.
+        self._options: Any = gpu.config._parser.parse_known_args(entries.words_of(gpu.config))
+
+    def _expectations(self) -> Iterator[Expectation]:
+        """Measurements, tests, limits: the first one that is lost speaks for its test."""
+        gpu = self._session
+        for key, row in gpu.baseline.expected(gpu.settings.mode).items():
+            if gpu.baseline.merged.why_gone(key) is None:
+                yield Expectation(row.nodeid, label=row.label)
+        if gpu.base is not None:
+            yield from of_base(gpu.base, self._expected.idle)
+        for nodeid, of_test in self._expected.limits.items():
+            limits = gpu.binding_limits(nodeid, of_test or Limits())
+            for name in LIMITS:
+                # A limit of the session is about the GPU; a benchmark of the host uses none.
+                free = nodeid in gpu.without_gpu and not by_marker(limits, name)
+                if getattr(limits, name) is not None and not free:
+                    yield Expectation(nodeid, name)
+
+    def omissions(self) -> Iterator[Omission]:
+        """What this session did not judge."""
+        gpu = self._session
+        ends, lost = dict[str, Ending](), set[str]()
+        for expectation in self._expectations():
+            nodeid = expectation.nodeid
+            if expectation.what != ROW and nodeid in lost:
+                continue
+            if nodeid not in ends:
+                ends[nodeid] = self._ended(nodeid)
+            ended = ends[nodeid]
+            if gpu.base is not None:
+                ended = against_base(ended, expectation, gpu.base, gpu.base_name)
+            missing = discharge(expectation, gpu.rows.of(nodeid), ended)
+            if missing is None:
+                continue
+            if expectation.what in (ROW, TEST):
+                lost.add(nodeid)
+            why_gone = gpu.baseline.added.why_gone(missing.key)
+            if missing.status == LOST and why_gone is not None:
+                missing = replace(missing, status=ACCEPTED, reason=why_gone)
+            ran = nodeid in gpu.rows.tests and gpu.rows.tests[nodeid].end is not None
+            # Where a feature raised by mistake, no test is to blame.
+            to_blame = gpu.broken and (ran or VerdictFeature.name in gpu.broken)
+            if to_blame and missing.status in (LOST, UNDECIDED):
+                why = f"UNDECIDED: {', '.join(gpu.broken)} raised by mistake"
+                missing = replace(missing, status=UNDECIDED, reason=why)
+            yield missing
+
+    def _deselects(self, option: str, nodeid: str) -> bool:
+        value = getattr(self._options, option, None)
+        if option == "deselect":
+            return nodeid.startswith(tuple(value or ()))
+        return bool(value)
+
+    def _ended(self, nodeid: str) -> Ending:
+        """How a test ended, and who left it out."""
+        gpu, reports = self._session, self._session.rows.tests.get(nodeid)
+        config, options, noted = gpu.config, self._options, self._expected
+        if reports is not None and reports.end is not None:
+            if nodeid in gpu.unrun:
+                return Ending("did not run", gpu.unrun[nodeid])
+            skipped = f"skipped ({reports.skip})" if reports.skip else "skipped"
+            return Ending(reports.end, skipped if reports.end == "skipped" else reports.end)
+        if nodeid in noted.left_out:
+            kind, name = noted.left_out[nodeid]
+            by_words = kind == PLUGIN or self._deselects(kind, nodeid)
+            reason = f"deselected by {name}"
+            if not by_words and kind != PROJECT:
+                reason += " of the ini file"
+            return Ending("left out", reason, by_words, plugin=name if kind == PLUGIN else "")
+        for module, (how, why) in noted.modules.items():
+            within = module == nodeid or selects(module, nodeid)
+            if within and nodeid not in noted.to_run:
+                return Ending(how, why)
+        if nodeid in noted.to_run or not self._complete:
+            return Ending("not reached", "not reached")
+        names = [_as_nodeid(argument, config) for argument in config.args]
+        if not any(name == "." or selects(name, nodeid) for name in names):
+            by_words = bool(options.file_or_dir)
+            reason = "not in the arguments" if by_words else "outside of testpaths"
+            return Ending("not asked for", reason, by_words)
+        if self._deselects("deselect", nodeid):
+            return Ending("left out", "deselected by --deselect", by_words=True)
+        if _ignored(nodeid, config):
+            by_words = bool(options.ignore or options.ignore_glob)
+            return Ending("left out", "ignored", by_words)
+        return Ending("gone")
+
+
+def _ignored(nodeid: str, config: pytest.Config) -> bool:
+    file = config.rootpath / nodeid.partition("::")[0]
+    for path in (file, *file.parents):
+        if path == config.rootpath:
+            break
+        if config.hook.pytest_ignore_collect(collection_path=path, config=config):
+            return True
+    return False
+
+
+def _as_nodeid(argument: str, config: pytest.Config) -> str:
+    """An argument of the command line as a node id, which begins at the root folder."""
+    path, *names = argument.split("::")
+    file = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
+    return "::".join((Path(file).as_posix(), *names))

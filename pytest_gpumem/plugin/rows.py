@@ -13,8 +13,14 @@ from pytest_gpumem.baselines.acceptances import with_accepted_counts
 from pytest_gpumem.baselines.history import times_of
 from pytest_gpumem.judging.conditions import unreliable
 from pytest_gpumem.judging.differences import merged_record, row_differences
-from pytest_gpumem.judging.finding import failed_before, in_doubt, is_failure, with_verdict
-from pytest_gpumem.limits import AT_THE_END
+from pytest_gpumem.judging.finding import (
+    failed_before,
+    in_doubt,
+    is_failure,
+    unjudged,
+    with_verdict,
+)
+from pytest_gpumem.limits import AT_THE_END, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_memory import WatchedTest, limited
 from pytest_gpumem.plugin.running import fail
@@ -24,7 +30,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement, Repeat
-from pytest_gpumem.records.row import Difference, LimitResult, Row
+from pytest_gpumem.records.row import HOST, Difference, LimitResult, Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.output_formats import properties
@@ -60,7 +66,7 @@ def judge_body(item: pytest.Item, error: BaseException | None, session: GpuSessi
         for row in rows:
             if row.measurement is not None:
                 shown = figures(row, session.facts)
-                test.entries.add(row.label, row.measurement.samples, shown, failed=row.failed)
+                test.entries.add(row, shown, adopted=HOST in row.extra)
     state.rows = rows
     if caught is not None:
         raise caught
@@ -110,7 +116,7 @@ def _rows(
     if test is not None:
         further = [process.rows for process in session.further]
         for label, (measured, limits, extra) in test.measurements.items():
-            row = session.new_row(item.nodeid, limits, label)
+            row = new_row(session, item.nodeid, limits, label)
             measurement = merged(measured, row.key, further) if further else measured
             rows.append(replace(row, measurement=measurement, extra=dict(extra)))
     if skip is not None:
@@ -122,9 +128,14 @@ def _rows(
     return [_judged(row, session, rows) for row in rows]
 
 
+def new_row(session: GpuSession, nodeid: str, limits: Limits, label: str = "") -> Row:
+    verdict = unjudged(simulated=session.facts.simulated)
+    return Row(nodeid, limits, verdict, label=label, range_name=session.names.unique(nodeid))
+
+
 def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
-    if session.merged.files:
-        row = with_accepted_counts(row, session.merged)
+    if session.baseline.merged.files:
+        row = with_accepted_counts(row, session.baseline.merged)
     siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
     strict = session.settings.strict
     return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
@@ -140,7 +151,7 @@ def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | No
         cause = ": ".join(parts) or "no message"
     reason = f"failed before anything was measured: {cause}"
     code = Code.DID_NOT_RUN if item.nodeid in session.unrun else None
-    row = replace(session.new_row(item.nodeid, Limits()), failed=True)
+    row = replace(new_row(session, item.nodeid, Limits()), failed=True)
     return with_verdict(row, [LimitResult("", Outcome.FAIL, code, reason)])
 
 
@@ -151,22 +162,20 @@ def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> Non
     """Raise the failure of a test by its rows; the main process judges a further one."""
     if session.is_further:
         return
-    explained = {row.key: _explained(row, session) for row in failing}
+    explained = {}
+    for row in failing:
+        differences: tuple[Difference, ...] = ()
+        if row.measurement is not None:
+            runs = times_of(session.baseline.reference_runs(row))
+            if runs:
+                differences = row_differences(row, runs[-1][1])
+        explained[row.key] = replace(row, differences=differences)
     state = state_of(item)
     state.rows = [explained.get(row.key, row) for row in state.rows]
     text = failure_text(explained.values(), session.facts, whole=session.announces)
     failure = pytest.fail.Exception(text, pytrace=False)
     setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
     raise failure
-
-
-def _explained(row: Row, session: GpuSession) -> Row:
-    differences: tuple[Difference, ...] = ()
-    if row.measurement is not None:
-        runs = times_of(session.baseline.reference_runs(row))
-        if runs:
-            differences = row_differences(row, runs[-1][1])
-    return replace(row, differences=differences)
 
 
 def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSession) -> None:
@@ -207,6 +216,16 @@ def judge_waiting(gpu: GpuSession) -> bool:
     return failed
 
 
+def rows_of_table(session: GpuSession) -> list[Row]:
+    """The rows of this plugin's table: adopted ones if they have a limit or a reference."""
+    rows = []
+    for row in session.rows:
+        adopted = HOST in row.extra
+        if not adopted or limited(row.limits, LIMITS) or session.baseline.past(row):
+            rows.append(row)
+    return rows
+
+
 def add_properties(report: pytest.TestReport, rows: Iterable[Row], facts: DeviceFacts) -> None:
     """Give a report the properties of JUnit's file, which takes those of the last report."""
     of_rows: dict[str, object] = {}
@@ -224,26 +243,20 @@ def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) ->
         watched.waits = None
         footprint = replace(footprint, waits=None)
     footprints = list(watched.parts)
-    if "" in by_label or _has_row(watched, footprint):
+    waits = footprint.waits or Waits()
+    not_read = waits.not_read is not None and watched.limits.max_waits is not None
+    unknown = watched.trouble is not None and limited(watched.limits)  # if it touches the GPU
+    has_row = footprint.uses or watched.limited or unknown or waits.lines or not_read
+    if "" in by_label or (has_row and (watched.shown or watched.reads_waits)):
         footprints.insert(0, ("", footprint, watched.limits))
     further = [process.rows for process in session.further]
     for label, seen, limits in footprints:
         if watched.trouble is not None and not seen.watched and not limited(limits):
             continue  # nothing was read, and nothing is judged by it
-        row = by_label.get(label) or session.new_row(watched.item.nodeid, limits, label)
+        row = by_label.get(label) or new_row(session, watched.item.nodeid, limits, label)
         all_seen = with_further(seen, row.key, further)
         by_label[label] = replace(row, limits=both_limits(row.limits, limits), footprint=all_seen)
     return list(by_label.values())
-
-
-def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
-    """True if a test that measures nothing has a row: one that touches the GPU, or is limited."""
-    if not watched.shown and not watched.reads_waits:
-        return False
-    unknown = watched.trouble is not None and limited(watched.limits)  # if it touches the GPU
-    waits = footprint.waits or Waits()
-    not_read = waits.not_read is not None and watched.limits.max_waits is not None
-    return bool(footprint.uses or watched.limited or unknown or waits.lines or not_read)
 
 
 # Several processes of a run

@@ -16,6 +16,7 @@ from pytest_gpumem.units import ShownError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # no other error may replace them
+Wrapper = Generator[None, object, object]  # what a hook returns that wraps others
 _STOPS = (*ENDS, pytest.UsageError)  # what a feature raises to end the session
 
 
@@ -71,9 +72,7 @@ class RunningHooks:
             except Exception as raised:
                 self._meant_error(raised, feature, phase, None)
 
-    def _around(
-        self, phase: str, item: pytest.Item | None, *arguments: object
-    ) -> Generator[None, object, object]:
+    def _around(self, phase: str, item: pytest.Item | None, *arguments: object) -> Wrapper:
         """Have the features enter a phase, run pytest's part of `item`, and have them leave."""
         error: BaseException | None = None
         result: object = None
@@ -162,31 +161,29 @@ class RunningHooks:
     # A test
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Wrapper:
         return (yield from self._around("test", None, item, nextitem))
 
     # Inside of pytest's wrappers, which in the teardown rely on what they did in the setup.
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
         __tracebackhide__ = True
         return (yield from self._around("setup", item, item))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-    ) -> Generator[None, object, object]:
+    ) -> Wrapper:
         __tracebackhide__ = True
         return (yield from self._around("fixture", request._pyfuncitem, fixturedef))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Wrapper:
         __tracebackhide__ = True
         return (yield from self._around("call", item, item))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Wrapper:
         __tracebackhide__ = True
         return (yield from self._around("teardown", item, item))
 
@@ -203,21 +200,19 @@ class RunningHooks:
         return report
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_logreport(
-        self, report: pytest.TestReport
-    ) -> Generator[None, object, object]:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Wrapper:
         self._each("logged", report)
         return (yield)
 
     # The session
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
+    def pytest_collection_finish(self, session: pytest.Session) -> Wrapper:
         self._each("selected", session)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+    def pytest_runtestloop(self, session: pytest.Session) -> Wrapper:
         return (yield from self._around("tests", None, session))
 
 
@@ -230,7 +225,11 @@ def _as_pytest_outcome(error: BaseException, item: pytest.Item) -> BaseException
     if isinstance(error, Unsupported):
         shown = pytest.skip.Exception(str(error), _use_item_location=True)
     elif isinstance(error, ShownError):
-        place = printable(_where(error.__traceback__, item.path, root))
+        place = ""
+        for frame, file, of_the_user in _frames(error.__traceback__, item.path, root):
+            if of_the_user:
+                path = file.relative_to(root) if file.is_relative_to(root) else file
+                place = printable(f"{path}:{frame.tb_lineno}: ")
         shown = pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
     else:
         if not item.config.getoption("fulltrace"):
@@ -250,15 +249,6 @@ def _frames(
         of_the_user = file.is_relative_to(root) and not elsewhere
         yield traceback, file, of_the_user or file == test_file
         traceback = traceback.tb_next
-
-
-def _where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
-    place = ""
-    for frame, file, of_the_user in _frames(traceback, test_file, root):
-        if of_the_user:
-            shown = file.relative_to(root) if file.is_relative_to(root) else file
-            place = f"{shown}:{frame.tb_lineno}: "
-    return place
 
 
 def _without_ours(

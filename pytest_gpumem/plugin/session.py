@@ -11,25 +11,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.errors import ContextLost, DeviceError, HoldExpired
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.judging.expectations import Selection, stricter_limits
-from pytest_gpumem.judging.finding import unjudged, without_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.workers import is_part, plain_base
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import How, Omission, Row, key_of
-from pytest_gpumem.records.schema import from_plain
-from pytest_gpumem.revisions import ancestry
+from pytest_gpumem.records import key_of
 from pytest_gpumem.settings import (
     ACCEPTS,
     ANNOUNCE,
@@ -43,18 +36,22 @@ from pytest_gpumem.settings import (
 )
 
 if TYPE_CHECKING:
+    from pytest_gpumem.baselines.history import Baseline
     from pytest_gpumem.devices.protocol import Device, Footprints
+    from pytest_gpumem.judging.expectations import Selection
     from pytest_gpumem.measuring.bound import Kernels
     from pytest_gpumem.measuring.harness import Harness
     from pytest_gpumem.memory.l2_leftovers import L2Watch
+    from pytest_gpumem.records.device import DeviceFacts
+    from pytest_gpumem.records.limits import Limits
+    from pytest_gpumem.records.row import How, Omission, Row
     from pytest_gpumem.runs.processes import ProcessRecord
 
 
 BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
 """Attribute of a report that fails by the verdicts of its rows, and of its exception: there it is
 the line of pytest's short summary, which begins with the figure."""
-ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of a report: the rows of its test, samples included, as plain values."""
+NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
 
 
@@ -93,24 +90,12 @@ class GpuSession:
     ) -> None:
         """`place`: of the baseline. `base`: in the screen of a gate, what BASE selects, or the file
         that will have it.
-        Raises `UserError` or `RevisionError`: the baseline or an acceptance cannot be used.
         """
-        self.config, self.settings, self.chosen = config, settings, chosen
+        self.config, self.settings, self.chosen, self.place = config, settings, chosen, place
         self._base = base
-        self.store = Store(place, chosen.facts)
-        accepted = acceptances(config.rootpath)
-        # Accepted changes that count: in the screen of a gate those that BASE has too. And in the
-        # screen of a gate that counts them, those that the change adds.
-        self.merged, self.added = accepted, Acceptances()
-        revision, history = settings.baseline_of, None
-        if revision is not None:
-            history = partial(ancestry, revision, folder=config.rootpath)
-            if accepted.files:
-                merge_base = ancestry(revision, (), config.rootpath).merge_base
-                self.merged, added = accepted.split_at(merge_base)
-                if ACCEPTS in os.environ:
-                    self.added = added
-        self.baseline = self.store.load(history, accepted)
+        folders = place, config.rootpath / ".gpumem"  # saved runs, accepted changes
+        self.has_past = settings.baseline_of is not None or any(map(os.path.lexists, folders))
+        """False if nothing was saved or accepted when the session began."""
         self.is_part = is_part(config)  # another process has the results
         self.ranges = Ranges()
         self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(
@@ -134,10 +119,6 @@ class GpuSession:
         self.why_unrun = ""  # why no later test runs on the device
         self.unrun: dict[str, str] = {}  # by node id of the tests that it kept from running: why
 
-    def new_row(self, nodeid: str, limits: Limits, label: str = "") -> Row:
-        verdict = unjudged(simulated=self.facts.simulated)
-        return Row(nodeid, limits, verdict, label=label, range_name=self.names.unique(nodeid))
-
     def remark(self, *lines: str) -> None:
         self.remarks.extend(lines)
 
@@ -157,6 +138,16 @@ class GpuSession:
         """False where verdicts are not final: under a profiler, and in a gate's screen."""
         return ANNOUNCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
+    @cached_property
+    def baseline(self) -> Baseline:
+        """Saved rows and accepted changes. Raises `UserError`: a file cannot be used."""
+        # A suite whose tests measure nothing, and where nothing was saved, needs none.
+        from pytest_gpumem.baselines.store import Store
+
+        store, base = Store(self.place, self.facts), self.settings.baseline_of
+        root, counts_added = self.config.rootpath, ACCEPTS in os.environ
+        return store.load_with_acceptances(root, base, counts_added=counts_added)
+
     # Limits
 
     @property
@@ -172,7 +163,11 @@ class GpuSession:
     def base(self) -> Selection | None:
         """What BASE selects, once it is known; None outside of a gate."""
         base = plain_base(self._base)
-        return None if base is None else from_plain(base, Selection)
+        if base is None:
+            return None
+        from pytest_gpumem.judging.expectations import Selection
+
+        return msgspec.convert(base, Selection)
 
     def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
         """The limits of a test, or in a gate those of BASE where they demand more."""
@@ -184,11 +179,10 @@ class GpuSession:
         self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)
     ) -> Limits:
         """The same of a test that has these `limits`."""
-        of_base = None if self.base is None else self.base.tests.get(nodeid)
-        if of_base is None:
+        if self.base is None:
             return limits
-        accepted = partial(self.added.allows, key_of(nodeid, ""))
-        return stricter_limits(limits, of_base, names, self.base_name, accepted)
+        accepted = partial(self.baseline.added.allows, key_of(nodeid, ""))
+        return self.base.stricter(nodeid, limits, names, self.base_name, accepted)
 
     # The device
 
@@ -296,8 +290,6 @@ class TestReports:
     `unittest.TestCase` raises none, nor does a failed subtest.
     """
 
-    __test__ = False  # pytest collects no test of this name
-
     place: tuple[str, int] = ("", 0)  # its file, relative to the root folder, and line
     rows: Sequence[Row] = ()  # as they were judged
     end: How | None = None  # None: no report of its end
@@ -326,6 +318,10 @@ class TestReports:
 
     def reported(self) -> Iterator[Row]:
         """The rows as all reports so far make them."""
+        if not self.rows:
+            return
+        from pytest_gpumem.judging.finding import without_verdict
+
         end = self.end or "failed"
         for judged in self.rows:
             row = judged
@@ -336,11 +332,6 @@ class TestReports:
             if self.error:
                 row = replace(row, test_error=True)
             yield row
-
-    @property
-    def explained(self) -> str:
-        """How it ended, with the reason of a skip: "skipped (no torch)"."""
-        return f"skipped ({self.skip})" if self.end == "skipped" and self.skip else str(self.end)
 
 
 class Rows:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.store import devices
 from pytest_gpumem.devices.errors import DeviceError, NoDevice
 from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.options import BY_NAME
@@ -53,27 +52,24 @@ def start(config: pytest.Config, settings: Settings) -> None:
 
             lock_file(chosen.facts.uuid)
         session = GpuSession(config, settings, chosen, place, base)
-        saves = settings.save and not config.option.collectonly and not session.is_part
-        unwritable = session.store.unwritable() if saves else None
-        if unwritable is not None:
-            raise UserError(f"{settings.origins['save']}: {unwritable}")
+        if session.has_past:
+            _ = session.baseline  # what is wrong with its files ends the session before any test
     except (UserError, DeviceError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     config.add_cleanup(session.close)
     workers = Workers(config, settings, chosen, place, base)
     workers.carry("broken", lambda: session.broken, session.broken.update)
     expectations = ExpectationFeature(session, workers)
-    verdicts = VerdictFeature(session)
     features: list[Feature] = [  # in the order of entering a phase
         expectations,
         AdoptionFeature(session, workers),
-        verdicts,
+        VerdictFeature(session),
         ExclusiveFeature(session),
         IsolationFeature(session, workers),
         FootprintFeature(session),
         LeftoverFeature(session),
         WaitFeature(session),
-        OutputFeature(session, expectations, verdicts, workers),
+        OutputFeature(session, expectations, workers),
     ]
     if settings.processes > 1:
         from pytest_gpumem.plugin.repeating import RepeatFeature
@@ -129,6 +125,8 @@ def _chosen(settings: Settings, place: Path) -> DeviceChoice:
         return chosen
     no_gpu = f"no GPU ({chosen.fallback_reason})"
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
+        from pytest_gpumem.baselines.store import devices
+
         in_ci = f"{no_gpu}, the variable CI is set, and"
         measured = [key for key in devices(place) if not key.startswith(SIMULATED)]
         if measured:

@@ -6,21 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.running import ENDS, Feature, fail
-from pytest_gpumem.plugin.session import (
-    BY_LIMITS_ATTRIBUTE,
-    ROWS_ATTRIBUTE,
-    GpuSession,
-    Ledger,
-    state_of,
-)
+from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, GpuSession, Ledger, state_of
+from pytest_gpumem.plugin.workers import put_rows, take_rows
 from pytest_gpumem.ranges import Names
-from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.schema import from_plain
+from pytest_gpumem.records import key_of
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_benchmark import GpuTest
@@ -47,24 +40,13 @@ class VerdictFeature(Feature):
 
     def logged(self, report: pytest.TestReport) -> None:
         """Take the rows of a report before anyone looks at them."""
-        gpu, rows = self._session, None
-        if hasattr(report, ROWS_ATTRIBUTE) and not gpu.is_part:
-            rows = [from_plain(row, Row) for row in getattr(report, ROWS_ATTRIBUTE)]
-            delattr(report, ROWS_ATTRIBUTE)
+        gpu = self._session
+        rows = None if gpu.is_part else take_rows(report)
         test = gpu.rows.take(report, rows)
         if test.rows and report.when in ("call", "teardown"):
             from pytest_gpumem.plugin.rows import add_properties
 
             add_properties(report, test.reported(), gpu.facts)
-
-    def end(self) -> bool:
-        """Judge the rows that wait for the session's end; return whether the session fails."""
-        gpu = self._session
-        if not gpu.rows and not gpu.further:
-            return False
-        from pytest_gpumem.plugin.rows import judge_waiting
-
-        return judge_waiting(gpu)
 
     # A test
 
@@ -136,4 +118,4 @@ class VerdictFeature(Feature):
         has_footprint = any(row.footprint is not None for row in state.rows)
         if not ended and (call.when != "teardown" or not has_footprint):
             return
-        setattr(report, ROWS_ATTRIBUTE, [msgspec.to_builtins(row) for row in state.rows])
+        put_rows(report, state.rows)

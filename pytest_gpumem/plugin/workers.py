@@ -1,5 +1,5 @@
-"""Workers of pytest-xdist: their devices, and what they send at their end. Rows are on the reports
-of tests: `verdicts`."""
+"""Workers of pytest-xdist: their devices, and what they send: rows on the reports of tests, and
+what is known at their end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import pytest
 
 from pytest_gpumem.devices.opening import DeviceChoice
@@ -22,6 +23,10 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import Settings
 
+if TYPE_CHECKING:
+    from pytest_gpumem.records.row import Row
+
+_ROWS = "gpumem_rows"  # attribute of a report
 _KEY = "gpumem"  # of what a worker is given, and of what it sends
 _REFUSED = "refused"  # key of what a worker sends: why it cannot take part
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
@@ -85,6 +90,21 @@ def given(config: pytest.Config) -> dict[str, Any] | None:
     """What a worker is given, as `Workers.pytest_configure_node` writes it; None in no worker."""
     values: dict[str, Any] | None = getattr(config, "workerinput", {}).get(_KEY)
     return values
+
+
+def put_rows(report: pytest.TestReport, rows: Sequence[Row]) -> None:
+    """Put the rows of a test on its report, with their samples, as plain values."""
+    setattr(report, _ROWS, msgspec.to_builtins(rows))
+
+
+def take_rows(report: pytest.TestReport) -> list[Row] | None:
+    """Take the rows off a report of this process or of a worker; None if it has none."""
+    plain: list[Any] | None = vars(report).pop(_ROWS, None)
+    if not plain:
+        return plain
+    from pytest_gpumem.records.row import Row  # a suite may have no rows
+
+    return msgspec.convert(plain, list[Row])
 
 
 class Workers:

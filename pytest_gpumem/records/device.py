@@ -6,7 +6,7 @@ import re
 
 from msgspec import field
 
-from pytest_gpumem.records import Record
+from pytest_gpumem.records import Count, NotNegative, Record
 from pytest_gpumem.units import ShownError
 
 
@@ -124,6 +124,20 @@ class Card(Record, frozen=True):
     """Active clock event reasons that slow it, such as "sw_power_cap", without idling and
     application clocks."""
     processes: tuple[CardProcess, ...] | None = None  # Other processes with a context on the card
+
+
+class Conditions(Record, frozen=True):
+    """State of the device at a moment, from NVML or the simulated clock."""
+
+    sm_clock_hz: NotNegative | None = None  # SM clock in hertz
+    memory_clock_hz: NotNegative | None = None  # Memory clock in hertz
+    temperature_c: float | None = None  # GPU temperature in degrees Celsius
+    power_w: NotNegative | None = None  # Board power in watts
+    throttle_reasons: tuple[str, ...] | None = ()
+    """Active clock event reasons that slow the device, such as "sw_power_cap"; None where the
+    driver does not report them."""
+    other_processes: Count | None = None
+    """Other compute processes on the device; None where the driver does not report them."""
 
 
 _LANE_RATES = {

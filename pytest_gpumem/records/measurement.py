@@ -21,6 +21,7 @@ from pytest_gpumem.records import (
     Seconds,
     Share,
 )
+from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.what_ran import WhatRan
 
@@ -140,20 +141,6 @@ class MovedBytes(Record, frozen=True):
         if self.declared is not None:
             return self.declared
         return max(self.reads, self.writes) if self.link else self.reads + self.writes
-
-
-class Conditions(Record, frozen=True):
-    """State of the device at a moment, from NVML or the simulated clock."""
-
-    sm_clock_hz: NotNegative | None = None  # SM clock in hertz
-    memory_clock_hz: NotNegative | None = None  # Memory clock in hertz
-    temperature_c: float | None = None  # GPU temperature in degrees Celsius
-    power_w: NotNegative | None = None  # Board power in watts
-    throttle_reasons: tuple[str, ...] | None = ()
-    """Active clock event reasons that slow the device, such as "sw_power_cap"; None where the
-    driver does not report them."""
-    other_processes: Count | None = None
-    """Other compute processes on the device; None where the driver does not report them."""
 
 
 def worst(conditions: Sequence[Conditions]) -> Conditions | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
-from functools import cache
 from typing import Final, Literal
 
 from msgspec import field
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records import Count, Record
+from pytest_gpumem.records import Count, Record, key_of
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement
@@ -190,36 +188,3 @@ class Omission(Record, frozen=True):
     def key(self) -> str:
         """As `Row.key`."""
         return key_of(self.nodeid, self.label)
-
-
-def selects(name: str, nodeid: str) -> bool:
-    """Return whether the id of a test, a file, a class or a folder selects a test."""
-    # A name with parameters selects this test alone: `test[a][b]` has the parameters "a][b".
-    return nodeid == name or (
-        not name.endswith("]")
-        and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
-    )
-
-
-def function_of(nodeid: str) -> str:
-    """The id of a test's function, without the parameters of this call."""
-    start = nodeid.find("[", nodeid.find("::") + 1)
-    return nodeid[:start] if start >= 0 else nodeid
-
-
-@cache
-def key_of(nodeid: str, label: str) -> str:
-    r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
-
-    Brackets inside of parameters and label get a backslash: the parameter `a][b` is `test[a\]\[b]`.
-    """
-    function = function_of(nodeid)
-    if nodeid != function and nodeid.endswith("]"):
-        nodeid = f"{function}[{_escaped(nodeid[len(function) + 1 : -1])}]"
-    return f"{nodeid}[{_escaped(label)}]" if label else nodeid
-
-
-def _escaped(text: str) -> str:
-    # Inside: double the backslashes before a bracket or the end, so that no two texts become the
-    # same. Others stay: pytest writes many, as in "\xe4". Then put one before each bracket.
-    return re.sub(r"([\[\]])", r"\\\1", re.sub(r"(\\+)(?=[\[\]]|\Z)", r"\1\1", text))

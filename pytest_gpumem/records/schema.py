@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pytest_gpumem.outcomes import FileError
 from pytest_gpumem.records import Record
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -28,15 +29,6 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
 }
 """Properties that are written after the fields of a record."""
 _T = TypeVar("_T")
-
-
-class FileError(ValueError):
-    """A file that cannot be read, JSON of another schema, or a record that cannot be written. Names
-    the value by its path, not the file."""
-
-    def __str__(self) -> str:
-        """Return a single line."""
-        return " ".join(super().__str__().split())
 
 
 class Document(msgspec.Struct, frozen=True):

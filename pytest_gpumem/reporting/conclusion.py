@@ -12,6 +12,7 @@ from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records import function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import (
     ACCEPTED,
@@ -23,7 +24,6 @@ from pytest_gpumem.records.row import (
     Omission,
     Past,
     Row,
-    function_of,
 )
 from pytest_gpumem.reporting.row import (
     broken_limits,

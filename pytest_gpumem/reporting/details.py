@@ -15,9 +15,9 @@ from pytest_gpumem.judging.finding import (
 from pytest_gpumem.judging.footprint import waits_text
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines

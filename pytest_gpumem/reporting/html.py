@@ -23,8 +23,9 @@ from markupsafe import Markup, escape
 from pytest_gpumem.judging.finding import mark
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records import function_of
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Past, Row, function_of
+from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.reporting.conclusion import Run, counts_text, run_lines
 from pytest_gpumem.reporting.details import details
 from pytest_gpumem.reporting.row import RowView, headings_of, views, worst_first

@@ -17,9 +17,10 @@ from pytest_gpumem.baselines.acceptances import covers
 from pytest_gpumem.judging.duet import LOOKS, DuetRow
 from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
+from pytest_gpumem.records import selects
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import Row, selects
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of

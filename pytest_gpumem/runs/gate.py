@@ -29,9 +29,10 @@ from pytest_gpumem.judging.expectations import (
 )
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
+from pytest_gpumem.records import selects
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import Omission, Row, selects
+from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.revisions import DIRTY, ancestry

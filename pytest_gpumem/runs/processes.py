@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest_gpumem
-from pytest_gpumem.outcomes import Exit, UserError
+from pytest_gpumem.outcomes import Exit, FileError, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import FileError, document_from_json
+from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.runs.worktree import LAST_CHARACTERS, Side, environment_of, moved_word
 from pytest_gpumem.settings import EVIDENCE, OF_A_RUN, SWITCHED_OFF
 

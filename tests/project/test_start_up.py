@@ -34,8 +34,8 @@ for name in sorted({k.source for k in CATALOGUE.values() if k.source}):
 
 
 def modules_of_a_session(python: Path, folder: Path, *arguments: str) -> set[str]:
-    """The modules that a session with one test, which measures nothing, imports."""
-    (folder / "test_it.py").write_text("def test_it(): pass\n")
+    """The modules that a session with two tests, which measure nothing, imports."""
+    (folder / "test_it.py").write_text("def test_it(): pass\ndef test_other(): pass\n")
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -129,6 +129,22 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
     listed = {line.partition(",")[0] for line in record.read_text().splitlines()}
     present = [path for path in (site / "pytest_gpumem").rglob("*") if path.is_file()]
     assert {path.relative_to(site).as_posix() for path in present} <= listed
+
+
+def test_a_session_that_measures_nothing_executes_little_of_the_package(tmp_path: Path) -> None:
+    """What judges, stores and watches is loaded for a test that needs it."""
+    names = modules_of_a_session(Path(sys.executable), tmp_path, "--gpumem")
+    sources = [name for name in names if name.partition(".")[0] == "pytest_gpumem"]
+    assert "pytest_gpumem.plugin.session" in sources
+    size = 0
+    for name in sources:
+        module = ROOT.joinpath(*name.split("."))
+        size += (
+            (module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
+            .stat()
+            .st_size
+        )
+    assert size <= 240_000, sorted(sources)
 
 
 MEASURES = """

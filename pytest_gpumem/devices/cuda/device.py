@@ -25,8 +25,7 @@ from pytest_gpumem.devices.cuda.places import current_gpu, peer_access
 from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.devices.protocol import Device, DeviceError, Foreign, Launch, Stream, WindowSpec
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 
 
 class CudaKernels:

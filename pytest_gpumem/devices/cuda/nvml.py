@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from pytest_gpumem.devices.errors import NoDevice
-from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
-from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.device import Card, CardProcess, Conditions, DeviceFacts
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
 LISTED = 0.05

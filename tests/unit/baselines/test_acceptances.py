@@ -30,9 +30,10 @@ from pytest_gpumem.baselines.acceptances import (
 )
 from pytest_gpumem.judging.finding import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
+from pytest_gpumem.records import key_of
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict, key_of
+from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict
 from pytest_gpumem.records.what_ran import Step, what_ran
 
 TEST = "tests/test_a.py::test_triad"

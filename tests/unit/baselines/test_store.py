@@ -18,10 +18,10 @@ from stored_rows import A100, SIMULATED, row
 
 from pytest_gpumem.baselines.store import Store, digest, reduced
 from pytest_gpumem.outcomes import Outcome, UserError
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.revisions import Ancestry
 

@@ -10,8 +10,8 @@ from known_devices import H100
 from measurements import TRIAD, measurement
 from msgspec.structs import replace
 
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
+from pytest_gpumem.records.device import Conditions, DeviceFacts
+from pytest_gpumem.records.measurement import Measurement, Repeat
 
 
 class Bench:

@@ -21,7 +21,6 @@ from pytest_gpumem.judging.expectations import (
     lost,
     may_be_excused,
     open_under_strict,
-    stricter_limits,
 )
 from pytest_gpumem.limits import AT_THE_END, LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.outcomes import Outcome
@@ -204,11 +203,12 @@ def test_a_change_is_held_to_a_limit_of_base_unless_it_demands_more_or_is_accept
 ) -> None:
     was, here = VALUES[name](was), None if now is None else VALUES[name](now)
     own = Limits() if here is None else marked(name, here)
-    found = stricter_limits(own, marked(name, was), LIMITS, "main", lambda limit, value: accepted)
+    base = Selection({TEST: marked(name, was)}, ())
+    found = base.stricter(TEST, own, LIMITS, "main", lambda limit, value: accepted)
     stands = not accepted and demands_more(name, was, here)
     assert getattr(found, name) == (was if stands else here)
     assert found.origin.get(name) == ("marker of main" if stands else own.origin.get(name))
-    said = list(loosened(Selection({TEST: own}, ()), Selection({TEST: marked(name, was)}, ())))
+    said = list(loosened(Selection({TEST: own}, ()), base))
     assert [(one.limit, one.was, one.now) for one in said] == (
         [(name, was, here)] if demands_more(name, was, here) else []
     )

@@ -9,9 +9,9 @@ from verdicts_alone import judge
 
 from pytest_gpumem.judging.finding import is_failure
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions, MovedBytes, Overlap, Part
+from pytest_gpumem.records.measurement import MovedBytes, Overlap, Part
 from pytest_gpumem.records.row import LimitResult, Verdict
 from pytest_gpumem.units import GiB, MiB
 

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.rows import merged
+from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
+from pytest_gpumem.records.measurement import Measurement, Repeat
 from pytest_gpumem.records.row import Row, Verdict
 
 

@@ -13,9 +13,8 @@ from verdicts_alone import judge
 from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 from pytest_gpumem.units import MiB, QuantityError

@@ -18,7 +18,8 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.measure import PROFILED_SAMPLES
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.records.measurement import Conditions, worst
+from pytest_gpumem.records.device import Conditions
+from pytest_gpumem.records.measurement import worst
 from pytest_gpumem.units import GiB, MiB
 
 LAUNCH_LATENCY = 20e-6

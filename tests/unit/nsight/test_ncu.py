@@ -18,7 +18,7 @@ from pytest_gpumem.nsight.ncu import (
     read_times,
     table,
 )
-from pytest_gpumem.records.schema import FileError
+from pytest_gpumem.outcomes import FileError
 
 H200_PAGE = Path(__file__).resolve().parents[2] / "data" / "nsight" / "test_kernels.csv"
 READ, TIME_METRIC = "dram__bytes_read.sum", TIME.metrics[0]

@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 from cases import naming
 
-from pytest_gpumem.records.schema import FileError, document, document_from_json
+from pytest_gpumem.outcomes import FileError
+from pytest_gpumem.records.schema import document, document_from_json
 
 ROOT = Path(__file__).parents[3]
 RECORD = ROOT / "ci" / "records" / "nvidia-h200" / "suite.json"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.records.schema import FileError, from_plain, to_plain
+from pytest_gpumem.outcomes import FileError
+from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 
 KERNEL = Step(

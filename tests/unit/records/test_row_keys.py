@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from pytest_gpumem.records.row import key_of, selects
+from pytest_gpumem.records import key_of, selects
 
 TEST = "tests/test_a.py::test_x"
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code, FileError, Outcome
+from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions, Measurement, MovedBytes, Repeat
+from pytest_gpumem.records.measurement import Measurement, MovedBytes, Repeat
 from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,
-    FileError,
     document,
     document_from_json,
     from_plain,

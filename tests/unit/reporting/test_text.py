@@ -11,10 +11,10 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Exit, Outcome
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Conditions, MovedBytes
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import (
     LOST,
     Comparison,

@@ -14,7 +14,7 @@ from pytest_gpumem.devices.cuda.nvml import (  # noqa: E402
     other_processes,
     reason_names,
 )
-from pytest_gpumem.records.measurement import Conditions  # noqa: E402
+from pytest_gpumem.records.device import Conditions  # noqa: E402
 
 FACTS: Any = SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile=None, uuid="GPU-1")
 
