@@ -43,14 +43,12 @@ class Suite:
     def pytest(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "pytest", "-q", *self._options, *arguments]
         paths = f"{self._folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        environment = {**os.environ, "PYTHONPATH": paths}
+        env = {**os.environ, "PYTHONPATH": paths}
         done = subprocess.run(
-            command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False
+            command, cwd=self._folder, env=env, capture_output=True, text=True, check=False
         )
         if done.returncode not in (0, 1):
-            print(
-                f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-500:]}"
-            )
+            print(f"pytest ended with {done.returncode}:", done.stdout[-2000:], done.stderr[-500:])
         return done.stdout
 
     def run(self, tests: Iterable[str]) -> dict[str, str]:
@@ -74,7 +72,7 @@ class Suite:
 
 
 def read_removals(collected: list[str]) -> list[Removal]:
-    """`collected`: the node ids of all tests."""
+    """`collected`: all node ids."""
     removals = []
     for block in Path(__file__).with_suffix(".txt").read_text().split("\n# ")[1:]:
         file, *hunks = block.replace(r"\n", "\n").split("\n@ ")
