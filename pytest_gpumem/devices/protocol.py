@@ -349,9 +349,9 @@ class Device(Protocol):
         """Make this GPU current in this thread."""
         return nullcontext()
 
-    def elsewhere(self) -> str | None:
-        """What is current in place of the GPU's primary context: "GPU 1", `OWN_CONTEXT` or None."""
-        return None
+    def in_own_context(self) -> bool:
+        """True if a context of the test's own is current on this GPU."""
+        return False
 
     def launches_wait(self) -> bool:
         """True if every launch waits (`CUDA_LAUNCH_BLOCKING`): no hold works."""

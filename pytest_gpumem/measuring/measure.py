@@ -50,7 +50,7 @@ def measure(harness: Harness, target: Target, plan: Plan, name: str) -> Measurem
     Raises `Unsupported`, `DeviceError`: the device cannot do it, or a launch failed.
     """
     device = harness.device
-    if target.foreign and device.elsewhere() == OWN_CONTEXT:
+    if target.foreign and device.in_own_context():
         raise DeviceError(
             f"{OWN_CONTEXT} is current, not the GPU's primary one: work of the two cannot "
             "be measured together"

@@ -73,7 +73,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         raise Unsupported("pedantic(rounds=1) runs it once; adopt=True of the marker repeats it")
     if session.lost_in is not None:
         raise Unsupported(session.why_unrun)
-    if session.device.elsewhere() == OWN_CONTEXT:
+    if session.device.in_own_context():
         raise Unsupported(f"it runs in {OWN_CONTEXT}")
     is_kernel = isinstance(call.function, BoundKernel) and not call.restores
     notes: list[str] = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device, Stream
+from pytest_gpumem.devices.protocol import ContextLost, Device, Stream
 from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -59,7 +59,7 @@ class GpuTest:
         if session.watch is not None:
             session.watch.fresh()
         self._exit = ExitStack()  # closed at the test's end, after its memory is freed
-        if self.device.elsewhere() != OWN_CONTEXT:
+        if not self.device.in_own_context():
             self._exit.enter_context(self.device.current())
         self.arena = Arena(
             self.device,

@@ -19,13 +19,7 @@ from typing import Any
 from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
-from pytest_gpumem.devices.protocol import (
-    OWN_CONTEXT,
-    ContextLost,
-    DeviceError,
-    NotCounted,
-    OutOfMemory,
-)
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError, NotCounted, OutOfMemory
 
 RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
@@ -128,15 +122,13 @@ class Context:
         finally:
             D.cuCtxPopCurrent()  # the block may have reset the device
 
-    def elsewhere(self) -> str | None:
-        """As `Device.elsewhere`."""
+    def in_own_context(self) -> bool:
+        """As `Device.in_own_context`."""
         error, current = D.cuCtxGetCurrent()
         if int(error) != 0 or int(current) in (0, int(self._handle)):
-            return None
+            return False
         error, device = D.cuCtxGetDevice()
-        if int(error) != 0 or int(device) == self.index:
-            return OWN_CONTEXT
-        return f"GPU {int(device)}"
+        return int(error) != 0 or int(device) == self.index
 
     def free_later(self, owner: object, free: Callable[..., object], *arguments: Any) -> None:
         """Have the next `free_unused` after `owner` is deleted call `free(*arguments)`."""

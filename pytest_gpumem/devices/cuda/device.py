@@ -115,8 +115,8 @@ class CudaDevice(Device):
     def current(self) -> AbstractContextManager[None]:
         return self._context.current()
 
-    def elsewhere(self) -> str | None:
-        return self._context.elsewhere()
+    def in_own_context(self) -> bool:
+        return self._context.in_own_context()
 
     def launches_wait(self) -> bool:
         return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
