@@ -78,11 +78,12 @@ class AdoptionFeature(Feature):
             self._item = None
 
     def _detach(self, item: pytest.Item) -> None:
-        """Have the host time launches without what earlier passes added to them."""
-        session, benchmarks = self._session, getattr(item.config, "_benchmarksession", None)
-        timed = uses_benchmark(item) and benchmarks is not None and not benchmarks.disabled
-        if timed and session.is_open and session.lost_in is None:
-            session.device.counters.detach()
+        """Have the host time launches without what earlier passes added."""
+        session = self._session
+        if session.is_open and session.lost_in is None and uses_benchmark(item):
+            benchmarks = getattr(item.config, "_benchmarksession", None)
+            if benchmarks is not None and not benchmarks.disabled:
+                session.device.counters.detach()
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
