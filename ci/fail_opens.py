@@ -62,7 +62,7 @@ FAIL_OPENS = [
     (CORE, "if expectation.what == ROW and base.leaves_out(nodeid):", "if False:"),
     (RESULTS, "        return bool(value)\n", "        return True\n"),
     # An exit code
-    (CORE, "if omission.status in (LOST, NOT_RUN):", "if omission.status == LOST:"),
+    (CORE, "if omission.status in (LOST, NOT_RUN)]", "if omission.status == LOST]"),
     (
         CORE,
         "if omission.status != ACCEPTED and not (omission.by_words or omission.base_too):",

@@ -176,7 +176,7 @@ class Baseline:
                 words.append(self._why_accepted(row, figure))
             else:
                 words.append(f"{name} {_change(was, now[name])}")
-        return f"{', '.join(words)}: a new reference begins; gpumem gate BASE compares them"
+        return f"{', '.join(words)}, so a new reference begins; gpumem gate BASE compares them"
 
     def _why_accepted(self, row: Row, figure: Figure) -> str:
         accepted = self.acceptances.of(row.key, figure)
@@ -266,8 +266,8 @@ def _saved_identity(run: PastRow, figure: Figure) -> dict[str, Any]:
 
 def _change(was: object, now: object) -> str:
     if type(was) is int and type(now) is int:
-        return " -> ".join(sizes(was, now))
-    return f"{_text(was)} -> {_text(now)}"
+        return " → ".join(sizes(was, now))
+    return f"{_text(was)} → {_text(now)}"
 
 
 def _text(value: object) -> str:

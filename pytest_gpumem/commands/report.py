@@ -48,9 +48,11 @@ def report(results: Path, output: Path | None, **files: Path | None) -> None:
             chosen[f"--{name}"] = file, FORMATS[name]
     if output is not None or not chosen:  # the page is the default
         chosen["-o"] = output or results.with_suffix(".html"), page
+    names = {results.resolve(): "RESULTS itself"}
     for option, (path, _) in chosen.items():
-        if path.resolve() == results.resolve():
-            raise click.UsageError(f"{option} {path}: is RESULTS itself.")
+        if path.resolve() in names:
+            raise click.UsageError(f"{option} {path}: is {names[path.resolve()]}.")
+        names[path.resolve()] = f"the file of {option}"
     loaded = load_results(results)
     document = loaded.document
     run = Run(document.rows, document.device, document.settings, loaded.utc, loaded.revision)

@@ -200,7 +200,6 @@ class BenchmarkFiles:
                 )
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        # Only a session that writes JSON needs them.
         from pytest_gpumem.records.schema import document
         from pytest_gpumem.reporting.row import figures
 

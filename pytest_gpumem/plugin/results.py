@@ -48,7 +48,7 @@ from pytest_gpumem.reporting.conclusion import (
     missing_lines,
 )
 from pytest_gpumem.reporting.row import worst_first
-from pytest_gpumem.reporting.table import profiled_lines
+from pytest_gpumem.reporting.table import profiled_lines, table
 from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.revisions import DIRTY
 from pytest_gpumem.settings import by_marker
@@ -125,8 +125,6 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     if rows and gpu.ranges.tool_attached():
         lines += profiled_lines(rows)
     elif rows:
-        from pytest_gpumem.reporting.table import table
-
         drawn = table(
             rows,
             gpu.facts,

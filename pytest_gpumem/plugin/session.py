@@ -141,7 +141,6 @@ class GpuSession:
     @cached_property
     def baseline(self) -> Baseline:
         """Saved rows and accepted changes. Raises `UserError`: a file cannot be used."""
-        # A suite whose tests measure nothing, and where nothing was saved, needs none.
         from pytest_gpumem.baselines.store import Store
 
         store, base = Store(self.place, self.facts), self.settings.baseline_of

@@ -102,7 +102,7 @@ def take_rows(report: pytest.TestReport) -> list[Row] | None:
     plain: list[Any] | None = vars(report).pop(_ROWS, None)
     if not plain:
         return plain
-    from pytest_gpumem.records.row import Row  # a suite may have no rows
+    from pytest_gpumem.records.row import Row
 
     return msgspec.convert(plain, list[Row])
 

@@ -327,7 +327,7 @@ def conclude(
             text += f", {len(states[state])} of them {state.value}"
     gone = sum(omission.status == ACCEPTED for omission in missing)
     if gone:
-        text += f"; accepted: {gone} gone"
+        text += f"; {counted(gone, 'removal')} accepted"
     return end(Exit.FINE, text)
 
 
@@ -340,7 +340,7 @@ def _looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
     for (limit, was, now), keys in tests.items():
         which = keys[0] if len(keys) == 1 else counted(len(keys), "test")
         lines.append(
-            f"limit of {which}: {limit} {was} -> {now or 'none'} in this change ({was} holds)"
+            f"limit of {which}: {limit} {was} → {now or 'none'} in this change ({was} holds)"
         )
     return lines
 

@@ -64,6 +64,7 @@ def test_bad_arguments_are_one_line(folder: Folder) -> None:
         (("none.json",), "none.json: No such file"),
         (("now.json", "-o", "no/x.html"), "there is no folder"),
         (("now.json", "-o", "now.json"), "is RESULTS itself"),
+        (("now.json", "--csv", "x", "--json", "x"), "x: is the file of --csv"),
     ]:
         before = folder.write("now.json", [folder.row()])
         content = (folder.path / before).read_text()

@@ -164,7 +164,7 @@ def test_another_way_of_measuring_begins_a_new_reference(
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     gpumem("--gpumem-mode=hot", "--benchmark-json=out.json")
     reason = row_in(pytester.path)["verdict"]["reason"]
-    assert "mode clean-cold -> hot, sampler blocked -> graph: a new reference begins" in reason
+    assert "mode clean-cold → hot, sampler blocked → graph, so a new reference begins" in reason
 
 
 # Revisions

@@ -281,7 +281,7 @@ def test_an_accepted_peak_starts_the_row_anew(blocks: Callable[..., tuple[str, s
     assert done.exit_code == 0, done.output
     outcome, reason = blocks(2, "0 B", "--gpumem-save")
     assert outcome == "NEW"
-    assert "larger batch): a new reference begins" in reason
+    assert "larger batch), so a new reference begins" in reason
     assert blocks(2)[0] == "PASS"
     assert blocks(3)[0] == "FAIL"
 

@@ -413,17 +413,17 @@ def test_a_looser_limit_of_a_call_is_red(gate: Gate, project: Project) -> None:
         (
             "max_regression='5%'",
             "max_regression='900%'",
-            "test_time: max_regression 5% -> 900% in this change (5% holds)",
+            "test_time: max_regression 5% → 900% in this change (5% holds)",
         ),
         (
             "max_latency=LONGEST, ",
             "",
-            "test_latency[x]: max_latency 60 us -> none in this change (60 us holds)",
+            "test_latency[x]: max_latency 60 us → none in this change (60 us holds)",
         ),
         (
             '"70 MiB"',
             '"1 GiB"',
-            "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)",
+            "test_part[decode]: max_peak 70 MiB → 1 GiB in this change (70 MiB holds)",
         ),
     ):
         looser = looser.replace(old, new)
@@ -468,13 +468,13 @@ WITHOUT_LIMITS = replaced('@pytest.mark.gpumem(max_regression="5%")\n', "")["tes
     [
         (
             SLOW | replaced('"5%"', '"900%"'),
-            ["test_copy: max_regression 5% -> 900% in this change (5% holds)"],
+            ["test_copy: max_regression 5% → 900% in this change (5% holds)"],
         ),
         (
             {"kern.py": "NBYTES = 257 << 20\n", "test_it.py": WITHOUT_LIMITS},
             [
-                "test_copy: max_regression 5% -> none in this change (5% holds)",
-                "test_memory: max_peak 256 MiB -> none in this change (256 MiB holds)",
+                "test_copy: max_regression 5% → none in this change (5% holds)",
+                "test_memory: max_peak 256 MiB → none in this change (256 MiB holds)",
             ],
         ),
     ],
@@ -526,7 +526,7 @@ def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: 
         "--screen-only origin/limited -- -m gpu",
     )
     assert code == 1, text
-    assert "limit of 2 tests: max_regression 5% -> 50% in this change (5% holds)" in text
+    assert "limit of 2 tests: max_regression 5% → 50% in this change (5% holds)" in text
     rows = json.loads((project.folder / "gpumem-results" / "results.json").read_text())["gpumem"][
         "rows"
     ]

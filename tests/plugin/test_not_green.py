@@ -183,7 +183,7 @@ def test_a_changed_driver_hides_no_slow_down(project: Project, gate: Gate) -> No
     project.change("96 << 20")
     ended, text = gate()
     assert ended == 6, text
-    assert "driver 550.1 -> unknown: a new reference begins" in text
+    assert "driver 550.1 → unknown, so a new reference begins" in text
 
 
 def test_a_baseline_of_a_gpu_is_not_replaced_by_a_simulated_run(

@@ -110,19 +110,19 @@ def test_a_row_without_a_limit_begins_anew_from_five_percent_on() -> None:
 
 def test_another_way_of_measuring_begins_a_new_reference() -> None:
     cases: list[tuple[dict[str, Any], str, bool]] = [
-        ({"mode": "hot"}, "mode clean-cold -> hot", True),
-        ({"sampler": "blocked"}, "sampler graph -> blocked", True),
-        ({"window": Window(1, 0.5, 1)}, "window none -> ", True),
-        ({"moved_bytes": MovedBytes(1, 1)}, "declared bytes 3 B -> 2 B", True),
-        ({"moved_bytes": None}, "declared bytes 3 B -> unknown", True),
-        ({"moved_bytes": MovedBytes(9, 1)}, "declared bytes 3 B -> 10 B", False),
+        ({"mode": "hot"}, "mode clean-cold → hot", True),
+        ({"sampler": "blocked"}, "sampler graph → blocked", True),
+        ({"window": Window(1, 0.5, 1)}, "window none → ", True),
+        ({"moved_bytes": MovedBytes(1, 1)}, "declared bytes 3 B → 2 B", True),
+        ({"moved_bytes": None}, "declared bytes 3 B → unknown", True),
+        ({"moved_bytes": MovedBytes(9, 1)}, "declared bytes 3 B → 10 B", False),
     ]
     for changed, reason, differently in cases:
         saved, head = baseline([run(0)]), row(**changed)
         assert saved.reference_runs(head) == (), changed
         assert saved.why_new(head).startswith(reason), changed
         assert saved.why_new(head).endswith(
-            ": a new reference begins; gpumem gate BASE compares them"
+            ", so a new reference begins; gpumem gate BASE compares them"
         ), changed
         assert saved.measured_differently(head) is differently, changed
         # The runs before come back with the way before.
@@ -138,7 +138,7 @@ def test_a_driver_begins_a_new_reference() -> None:
     saved = baseline([run(0)], newer)
     assert saved.reference_runs(row()) == ()
     assert saved.why_new(row()) == (
-        "driver 580.95.05 -> 590.10, CUDA 13.0 -> 13.1: a new reference begins; "
+        "driver 580.95.05 → 590.10, CUDA 13.0 → 13.1, so a new reference begins; "
         "gpumem gate BASE compares them"
     )
     assert not saved.measured_differently(row())
@@ -158,7 +158,7 @@ def test_an_acceptance_begins_a_new_reference_and_its_revert_returns() -> None:
     waiting = baseline(runs, acceptances=slower)
     assert waiting.reference_runs(row()) == ()
     assert waiting.why_new(row()) == (
-        "a change of its time was accepted (ada: why): a new reference begins; "
+        "a change of its time was accepted (ada: why), so a new reference begins; "
         "gpumem gate BASE compares them"
     )
     runs.append(run(2, 110, accepted=digest))

@@ -119,7 +119,7 @@ def test_why_there_is_no_reference(bench: Any, endless: DeviceFacts) -> None:
     assert new.reason.endswith("has nothing to compare with: the baseline holds no such row")
     other = judge(now, ONE_PERCENT, endless, [bench.measurement(sampler="host")])
     assert (other.outcome, other.code) == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
-    assert "sampler host -> held: a new reference begins" in other.reason
+    assert "sampler host → held, so a new reference begins" in other.reason
 
 
 # Latencies

@@ -326,7 +326,7 @@ def test_what_was_not_judged() -> None:
         if code == Exit.FAILED:
             assert end.causes == ("1 measurement of the baseline lost",)
         if status == "accepted":
-            assert conclusion_lines(end, 500)[0] == "green: 1 row; accepted: 1 gone"
+            assert conclusion_lines(end, 500)[0] == "green: 1 row; 1 removal accepted"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
@@ -405,8 +405,8 @@ def test_tests_with_the_same_looser_limit_share_a_line() -> None:
         LooserLimit("t.py::b", "max_peak", "1 MiB", "2 MiB"),
     ]
     assert concluded(row(), looser=changes).remarks == (
-        "limit of 2 tests: max_latency 1 us -> none in this change (1 us holds)",
-        "limit of t.py::b: max_peak 1 MiB -> 2 MiB in this change (1 MiB holds)",
+        "limit of 2 tests: max_latency 1 us → none in this change (1 us holds)",
+        "limit of t.py::b: max_peak 1 MiB → 2 MiB in this change (1 MiB holds)",
     )
 
 
