@@ -111,7 +111,7 @@ def kernels() -> str:
             default = "" if parameter.default is None else f"={parameter.default}"
             parameters.append(parameter.name + default)
         call = f"{kernel.name}({', '.join(parameters)})"
-        types = ", ".join(kernel.dtypes)
+        types = ", ".join(kernel.dtypes) if kernel.source else "any types"
         lines.append(f"- `{call}`: {SENTENCES[kernel.name]} {traffic(kernel)} ({types}).")
     return "\n".join(lines)
 

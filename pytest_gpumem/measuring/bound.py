@@ -155,7 +155,7 @@ class BoundKernel:
         arrays, memory = {}, {}
         for name, buffer in buffers.items():
             facts, memory[name] = buffer.facts, copies.get(buffer, buffer.allocation)
-            if kernel.source is None:  # a copy of bytes, whatever they mean
+            if kernel.source is None:
                 facts = replace(facts, size=buffer.nbytes, dtype="u1", itemsize=1)
             if buffer in copies:
                 facts = replace(facts, size=memory[name].nbytes // facts.itemsize)

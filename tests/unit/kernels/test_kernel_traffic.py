@@ -316,7 +316,8 @@ def test_a_grid_that_cannot_be_is_refused() -> None:
         CATALOGUE["chase"].problem(Call(NODES, ONE_STEP, 2))
         == "one thread follows the cycle; a grid of 2 blocks is not possible"
     )
-    copied = Call(sized(destination=8, source=8), {}, 4)
+    eight_bytes = ArrayFacts(8, "u1", 1)
+    copied = Call({"destination": eight_bytes, "source": eight_bytes}, {}, 4)
     assert (
         CATALOGUE["memcpy"].problem(copied)
         == "a copy by the copy engine has no grid; 4 blocks were asked for"

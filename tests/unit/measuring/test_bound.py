@@ -80,6 +80,14 @@ def test_a_call_that_is_repeated_follows_its_arguments(bench: Bench) -> None:
         triad(c, b, a, True)
 
 
+def test_a_copy_takes_any_types_of_as_many_bytes(bench: Bench) -> None:
+    there, halves = bench.memory.device((64,), "u1"), bench.memory.pinned((32,), "f2")
+    bench.kernels.memcpy(there, halves)
+    assert there.read().tobytes() == halves.read().tobytes()
+    with pytest.raises(BadCall, match="memcpy: a copy of 64 B to 65 B"):
+        bench.kernels.memcpy(bench.memory.device((65,), "u1"), halves)
+
+
 def test_a_chosen_grid_is_launched(bench: Bench) -> None:
     a, b = bench.buffers(2, 4096)
     kernel = bench.kernels.copy
