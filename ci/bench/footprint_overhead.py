@@ -17,14 +17,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import json
 import os
 import platform
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import installed, record_parser, utc_now, write_record
+from record_file import device_of, installed, record_parser, utc_now, write_record
 
 LIMIT = 0.05  # largest overhead, as a share of the time of the tests alone
 SELECTION = (
@@ -49,13 +47,15 @@ WITHOUT, HOOK = "without", "empty hook"  # sides; the others are those of `--mea
 
 
 class Session:
-    """A plugin of a session: notes the time and the end of each test."""
+    """A plugin of a session: notes the time and the end of each test, and the footprints."""
 
     def __init__(self, number: int | None) -> None:
         """`number`: run as many tests, of each file the first ones; None: all that are named."""
         self._number = number
         self.seconds: dict[str, float] = {}
         self.ends: dict[str, str] = {}
+        self.footprints: list[Any] = []
+        self.device: dict[str, Any] | None = None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self._number is None:
@@ -80,19 +80,20 @@ class Session:
         if report.when == "call" or report.outcome != "passed":
             self.ends[report.nodeid] = report.outcome
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        gpumem = session.config.pluginmanager.getplugin("gpumem-session")
+        if gpumem is not None:
+            self.device = device_of(gpumem.facts)
+            self.footprints = [row.footprint for row in gpumem.rows if row.footprint is not None]
 
-def run(side: str, tests: Sequence[str], number: int | None, results: Path | None) -> Session:
-    """Run a session of a side. `results`: file for pytest-benchmark's JSON."""
+
+def run(side: str, tests: Sequence[str], number: int | None = None) -> Session:
+    """Run a session of a side."""
     import cupy
 
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-c", os.devnull]
     options += ["--rootdir", os.curdir, *tests]
-    if side in (WITHOUT, HOOK):
-        options += ["-p", "no:gpumem"]
-    else:
-        options += ["--gpumem", *side.split()]
-        if results is not None:
-            options.append(f"--benchmark-json={results}")
+    options += ["-p", "no:gpumem"] if side in (WITHOUT, HOOK) else ["--gpumem", *side.split()]
     session, printed = Session(number), io.StringIO()
     hook = cupy.cuda.MemoryHook() if side == HOOK else contextlib.nullcontext()
     gc.collect()
@@ -105,42 +106,39 @@ def run(side: str, tests: Sequence[str], number: int | None, results: Path | Non
 
 def fastest(sessions: Sequence[Session]) -> float:
     """The sum of the tests' seconds, each in its fastest session."""
-    total = 0.0
-    for name in sessions[-1].seconds:
-        total += min(session.seconds[name] for session in sessions)
-    return total
+    tests = sessions[0].seconds
+    return sum(min(session.seconds[name] for session in sessions) for name in tests)
 
 
-def cost(sessions: Sequence[Session], alone: Sequence[Session]) -> dict[str, Any]:
-    """What the sessions of a side cost beside those of the tests alone, also in single rounds."""
-    seconds, overheads = fastest(sessions), []
-    for ours, theirs in zip(sessions, alone, strict=True):
-        overheads.append(fastest([ours]) / fastest([theirs]) - 1)
-    return {"seconds": seconds, "overhead": seconds / fastest(alone) - 1, "overheads": overheads}
-
-
-def record_of(
-    sides: Mapping[str, Sequence[Session]], rows: Sequence[dict[str, Any]], device: object
-) -> dict[str, Any]:
-    """The record of the rounds so far. `rows`: of all sides of the first round."""
-    alone, footprints = sides[WITHOUT], [row["footprint"] for row in rows if row["footprint"]]
-    waits = [footprint["waits"] for footprint in footprints if footprint["waits"]]
-    changed = {}
-    for sessions in sides.values():
-        for name, end in sessions[-1].ends.items():
+def record_of(rounds: Sequence[dict[str, Session]]) -> dict[str, Any]:
+    """The record of the rounds that count."""
+    last, sides = rounds[-1], {}
+    alone = [sessions[WITHOUT] for sessions in rounds]
+    footprints, changed = [], {}
+    for side, session in last.items():
+        ours = [sessions[side] for sessions in rounds]
+        overheads = []
+        for one_of_ours, one_alone in zip(ours, alone, strict=True):
+            overheads.append(fastest([one_of_ours]) / fastest([one_alone]) - 1)
+        seconds = fastest(ours)
+        overhead = seconds / fastest(alone) - 1
+        sides[side] = {"seconds": seconds, "overhead": overhead, "overheads": overheads}
+        footprints += session.footprints
+        for name, end in session.ends.items():
             if alone[-1].ends.get(name) != end:
                 changed[name] = [alone[-1].ends.get(name), end]
+    waits = [footprint.waits for footprint in footprints if footprint.waits is not None]
     return {
         "kind": "footprint_overhead",
-        "device": device,
+        "device": [session.device for session in last.values()][-1],
         "selection": list(SELECTION),
         "tests": len(alone[-1].seconds),
-        "rounds": len(alone),
-        "sides": {side: cost(sessions, alone) for side, sessions in sides.items()},
-        "with_memory": sum(bool(footprint["uses"]) for footprint in footprints),
-        "allocations": sum(footprint["allocations"] for footprint in footprints),
-        "counted": sum(each["not_read"] is None for each in waits),
-        "waits": sum(line["count"] for each in waits for line in each["lines"]),
+        "rounds": len(rounds),
+        "sides": sides,
+        "with_memory": sum(bool(footprint.uses) for footprint in footprints),
+        "allocations": sum(footprint.allocations for footprint in footprints),
+        "counted": sum(each.not_read is None for each in waits),
+        "waits": sum(each.count for each in waits),
         "changed": changed,
         "versions": installed("pytest", "pytest-gpumem", "cupy-cuda13x"),
         "python": platform.python_version(),
@@ -149,27 +147,22 @@ def record_of(
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record's figures as text."""
-    lines = [f"{record['tests']} tests of CuPy, {record['rounds']} rounds"]
-    for name, side in record["sides"].items():
+    """The record's figures as text, and the promises that it breaks."""
+    lines, sides = [f"{record['tests']} tests of CuPy, {record['rounds']} rounds"], record["sides"]
+    for name, side in sides.items():
         rounds = ", ".join(f"{each:+.1%}" for each in side["overheads"])
         lines.append(f"{side['seconds']:.3f} s {name}: {side['overhead']:+.1%} ({rounds})")
     memory = f"{record['with_memory']} tests take memory, {record['allocations']} allocations"
-    return "\n".join([*lines, f"{memory}; {record['counted']} have {record['waits']} waits"])
-
-
-def broken(record: dict[str, Any]) -> list[str]:
-    """The promises that a record breaks."""
-    lines, sides = [], record["sides"]
-    for side, its in sides.items():
-        beside = sides[HOOK]["overhead"] if "footprint" in side else 0.0
-        if side not in (WITHOUT, HOOK) and its["overhead"] > beside + LIMIT:
-            lines.append(f"{side} costs {its['overhead']:.1%}, more than {beside + LIMIT:.1%}")
+    lines.append(f"{memory}; {record['counted']} have {record['waits']} waits")
+    for name, side in sides.items():
+        most = LIMIT + (sides[HOOK]["overhead"] if "footprint" in name else 0.0)
+        if name not in (WITHOUT, HOOK) and side["overhead"] > most:
+            lines.append(f"BROKEN: {name} costs {side['overhead']:.1%}, more than {most:.1%}")
     if record["changed"]:
-        lines.append(f"tests end otherwise: {record['changed']}")
+        lines.append(f"BROKEN: tests end otherwise: {record['changed']}")
     if not record["with_memory"] and not record["counted"]:
-        lines.append("no test has a row")
-    return lines
+        lines.append("BROKEN: no test has a row")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -180,38 +173,27 @@ def main() -> int:
     add("--seconds", type=float, default=120, help="begin no round that would end after this long")
     add("--measured", action="append", metavar="OPTIONS", help="options whose cost is measured")
     options = parser.parse_args()
+    json_file = options.json.resolve() if options.json else None
     begun = time.perf_counter()
     for name in [name for name in os.environ if name.startswith(("GPUMEM", "PYTEST_"))]:
         del os.environ[name]
-    json_file = options.json.resolve() if options.json else None
     os.chdir(options.tests)
-    names = [WITHOUT, HOOK, *(options.measured or ["--gpumem-footprint=on"])]
-    rows: list[dict[str, Any]] = []
-    device = None
-    tests = list(run(WITHOUT, SELECTION, NUMBER, None).seconds)
-    with tempfile.TemporaryDirectory() as folder:
-        for side in names:
-            results = Path(folder, "results.json")
-            run(side, tests, None, results)
-            if results.exists() and results.stat().st_size:
-                document = json.loads(results.read_text())["gpumem"]
-                rows, device = [*rows, *document["rows"]], document["device"]
-                results.unlink()
-    sides: dict[str, list[Session]] = {side: [] for side in names}
+    sides = [WITHOUT, HOOK, *(options.measured or ["--gpumem-footprint=on"])]
+    tests = list(run(WITHOUT, SELECTION, NUMBER).seconds)
+    rounds: list[dict[str, Session]] = []
     turn = 0.0  # seconds of the last round
-    while not sides[WITHOUT] or time.perf_counter() - begun + turn < options.seconds:
+    while len(rounds) < 2 or time.perf_counter() - begun + turn < options.seconds:
         started = time.perf_counter()
-        for side in names:
-            sides[side].append(run(side, tests, None, None))
-        names.reverse()
-        record = record_of(sides, rows, device)
-        if json_file is not None:
-            write_record(json_file, record, indent=1)
+        order = sides[::-1] if len(rounds) % 2 else sides
+        done = {side: run(side, tests) for side in order}
+        rounds.append({side: done[side] for side in sides})
         turn = time.perf_counter() - started
-    print(table(record))
-    for line in broken(record):
-        print(f"BROKEN: {line}")
-    return 1 if broken(record) else 0
+    record = record_of(rounds[1:])
+    if json_file is not None:
+        write_record(json_file, record, indent=1)
+    shown = table(record)
+    print(shown)
+    return 1 if "BROKEN" in shown else 0
 
 
 if __name__ == "__main__":
