@@ -76,7 +76,7 @@ class ExpectationFeature(Feature):
 
     @property
     def exist(self) -> bool:
-        """True if something may be expected: by the baseline, by BASE, or by a limit on a test."""
+        """True if something may be expected by the baseline, by BASE, or by a limit on a test."""
         gpu = self._session
         known = gpu.has_past or gpu.in_gate or self.writes is not None
         return known or any(self.limits.values())

@@ -327,7 +327,7 @@ def conclude(
             text += f", {len(states[state])} of them {state.value}"
     gone = sum(omission.status == ACCEPTED for omission in missing)
     if gone:
-        text += f"; {counted(gone, 'removal')} accepted"
+        text += f"; {counted(gone, 'lost row')} accepted"
     return end(Exit.FINE, text)
 
 

@@ -218,7 +218,7 @@ def test_a_removed_test(gates: Gates) -> None:
     assert [change.figure for change in made.changes] == ["removed"]
     code, last, text = gates.gate(words)
     assert code == 0, text
-    assert last.endswith("; accepted: 1 gone"), text
+    assert last.endswith("; 1 lost row accepted"), text
     assert text.count("accepted: test_it.py::test_copy: removed (") == 1, text
     assert gates.gate(words, [])[0] == 1
     # After the merge nobody misses it.
@@ -239,7 +239,7 @@ def test_a_renamed_test_is_accepted_as_the_gate_says(gates: Gates) -> None:
     gates.accept(*words.split())
     code, last, text = gates.gate()
     assert code == 0, text
-    assert last.endswith("; accepted: 1 gone"), text
+    assert last.endswith("; 1 lost row accepted"), text
     assert "a duet decides 1 row" in text
     now = "test_it.py::test_copy: renamed to test_it.py::test_copy_renamed ("
     assert f"accepted: {now}" in text

@@ -326,7 +326,7 @@ def test_what_was_not_judged() -> None:
         if code == Exit.FAILED:
             assert end.causes == ("1 measurement of the baseline lost",)
         if status == "accepted":
-            assert conclusion_lines(end, 500)[0] == "green: 1 row; 1 removal accepted"
+            assert conclusion_lines(end, 500)[0] == "green: 1 row; 1 lost row accepted"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
