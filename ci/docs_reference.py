@@ -332,7 +332,7 @@ def features() -> str:
     return "\n".join(lines)
 
 
-MODULES_OF_CONSTANTS = ("judging/reference.py", "judging/duet.py")
+MODULES_OF_CONSTANTS = ("judging/slowdown.py", "judging/duet.py")
 """Modules of the package with the constants of a comparison."""
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 
 from pytest_gpumem.baselines.acceptances import Acceptances
-from pytest_gpumem.baselines.history import SavedRow, SavedRun, assemble
+from pytest_gpumem.baselines.references import SavedRow, SavedRun, assemble
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.finding import unjudged
-from pytest_gpumem.judging.reference import Runs
+from pytest_gpumem.judging.slowdown import Runs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits

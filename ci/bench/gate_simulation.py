@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from record_file import record_parser, write_record
 
 from pytest_gpumem.judging.duet import LOOKS, judge_pairs
-from pytest_gpumem.judging.reference import (
+from pytest_gpumem.judging.slowdown import (
     DAYS,
     SUCCESSIVE,
     Reference,

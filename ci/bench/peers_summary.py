@@ -140,7 +140,7 @@ def cases(
 
 
 def _corrected(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cases with the launch overhead put to the mean of their way and size (`pytest_gpumem.judging.reference.corrected_logs`)."""
+    """Cases with the launch overhead put to the mean of their way and size (`pytest_gpumem.judging.slowdown.corrected_logs`)."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for case in taken:
         groups.setdefault((case["way"], case["mib"]), []).append(case)

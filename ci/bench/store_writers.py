@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from msgspec.structs import replace
 from record_file import utc_now, write_record
 
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.references import Baseline
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.outcomes import Outcome, UserError

@@ -31,7 +31,7 @@ import msgspec
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-from pytest_gpumem.baselines.history import Baseline, SavedRow, SavedRun, assemble
+from pytest_gpumem.baselines.references import Baseline, SavedRow, SavedRun, assemble
 from pytest_gpumem.files import content, parsed, write_whole
 from pytest_gpumem.judging.conditions import unreliable
 from pytest_gpumem.limits import LIMITS

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Baseline, memory_of, times_of
-from pytest_gpumem.judging.conditions import conditions, doubts
-from pytest_gpumem.judging.finding import basis, check_of, known, with_verdict
+from pytest_gpumem.baselines.references import Baseline, memory_of, times_of
+from pytest_gpumem.judging.conditions import conditions, doubts, too_wide
+from pytest_gpumem.judging.finding import check_of, known, with_verdict
 from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.judging.limits import absolute, physical
-from pytest_gpumem.judging.reference import (
-    WIDEST,
+from pytest_gpumem.judging.slowdown import (
     against_reference,
     at_the_sessions_end,
     at_the_tests_end,
@@ -24,7 +23,6 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
-from pytest_gpumem.units import format_share
 
 
 def judged(
@@ -70,13 +68,9 @@ def _of_measurement(
             reason = f"mend the machine: {machine}; no limit was judged"
         return [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason), *exact], None
     findings = []
-    noise = measurement.noise
-    if noise is not None and noise > WIDEST and _judges_time(limits):
-        reason = (
-            f"the 95 % interval is ± {format_share(noise)} of the latency, {basis(measurement)}: "
-            "too wide to pass; measure more placements"
-        )
-        findings.append(LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason))
+    wide = too_wide(measurement)
+    if wide is not None and _judges_time(limits):
+        findings.append(wide)
     findings += physical(measurement, facts)
     findings += absolute(measurement, limits, facts, siblings, past)
     check = check_of(limits, TIME)

@@ -6,7 +6,6 @@ without the feature.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -277,26 +276,6 @@ class Span(NamedTuple):
     end: float
     stream: int  # equal for work on the same stream
 
-    @property
-    def nanoseconds(self) -> float:
-        return (self.end - self.start) * 1e9
-
-
-class Activity(NamedTuple):
-    kernels: Sequence[Span]
-
-    @property
-    def at_once(self) -> float:
-        """Nanoseconds in which two kernels or more run."""
-        total = latest_end = counted_until = 0.0
-        for kernel in sorted(self.kernels, key=operator.attrgetter("start")):
-            begin, end = max(kernel.start, counted_until), min(kernel.end, latest_end)
-            if begin < end:
-                total += end - begin
-                counted_until = end
-            latest_end = max(latest_end, kernel.end)
-        return total * 1e9
-
 
 class Counters(Protocol):
     """Counts of this process's work, from CUPTI or the model. `work` waits for what it queues, and
@@ -304,12 +283,6 @@ class Counters(Protocol):
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
         """Count faults and migrations of managed pages."""
-
-    def activity(self, work: Callable[[], None]) -> Activity:
-        kernels = [span for span in self.spans(work) if span.grid]
-        if not kernels:
-            raise NotCounted("no kernel was reported")
-        return Activity(kernels)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         """Record each kernel, copy and memset, in any order."""

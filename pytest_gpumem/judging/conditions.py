@@ -1,10 +1,15 @@
-"""Whether a measurement can be judged: conditions of the machine, doubts about the time. Pure."""
+"""Whether a measurement can be judged: conditions of the machine, doubts about the time, and an
+interval that is too wide. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_gpumem.judging.finding import basis
+from pytest_gpumem.judging.slowdown import WIDEST
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import counted, format_share, format_time
 
 NOTHING_RAN = 1.5
@@ -56,3 +61,15 @@ def doubts(measurement: Measurement) -> Iterator[str]:
             f"between ({format_time(measurement.floor)}), as if nothing was launched on the timed "
             "stream"
         )
+
+
+def too_wide(measurement: Measurement) -> LimitResult | None:
+    """Return the finding about a latency that is hardly known."""
+    noise = measurement.noise
+    if noise is None or noise <= WIDEST:
+        return None
+    reason = (
+        f"the 95 % interval is ± {format_share(noise)} of the latency, {basis(measurement)}: "
+        "too wide to pass; measure more placements"
+    )
+    return LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason)

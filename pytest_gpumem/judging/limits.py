@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_gpumem.judging.finding import Check, basis, check_of, no_share_of_peak
-from pytest_gpumem.judging.reference import quantile
+from pytest_gpumem.judging.slowdown import quantile
 from pytest_gpumem.limits import BASE, EXACT, LIMITS, STEPS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import FARTHEST

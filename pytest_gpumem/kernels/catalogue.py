@@ -1,4 +1,4 @@
-"""Every kernel that ships, by name: one module for each source file in `kernels/`."""
+"""Every kernel that ships, by name: each module here is of a source file in `kernels/`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import with_accepted_counts
-from pytest_gpumem.baselines.history import times_of
+from pytest_gpumem.baselines.references import times_of
 from pytest_gpumem.judging.conditions import unreliable
 from pytest_gpumem.judging.differences import merged_record, row_differences
 from pytest_gpumem.judging.finding import (

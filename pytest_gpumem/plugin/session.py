@@ -36,7 +36,7 @@ from pytest_gpumem.settings import (
 )
 
 if TYPE_CHECKING:
-    from pytest_gpumem.baselines.history import Baseline
+    from pytest_gpumem.baselines.references import Baseline
     from pytest_gpumem.devices.protocol import Device, Footprints
     from pytest_gpumem.judging.expectations import Selection
     from pytest_gpumem.measuring.bound import Kernels

@@ -1,5 +1,5 @@
-"""Workers of pytest-xdist: their devices, and what they send: rows on the reports of tests, and
-what is known at their end."""
+"""Workers of pytest-xdist: their devices, and what they send: the rows that `plugin.verdicts` gives
+to the reports of tests, and what is known at their end."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import change, share_of_peak
-from pytest_gpumem.judging.reference import base_latency
+from pytest_gpumem.judging.slowdown import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.references import Baseline
 from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.files import ResultFile, load_results, write_whole
 from pytest_gpumem.judging.duet import DuetRow

@@ -38,7 +38,7 @@ def test_the_file_of_the_schema_is_what_the_code_gives() -> None:
 
 def test_every_constant_of_a_verdict_says_what_it_is_and_they_are_few() -> None:
     table = docs_reference.constants()
-    for name in ("reference.DAYS", "duet.LOOKS"):
+    for name in ("slowdown.DAYS", "duet.LOOKS"):
         assert f"| `{name}` |" in table
     assert len(table.splitlines()) <= 2 + 15
 

@@ -13,7 +13,7 @@ from msgspec import structs
 from stored_rows import row
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange, Figure
-from pytest_gpumem.baselines.history import Baseline, PastRow, SavedRow, SavedRun, assemble
+from pytest_gpumem.baselines.references import Baseline, PastRow, SavedRow, SavedRun, assemble
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from pytest_gpumem.judging.reference import Reference, fails_in_plain_session, gains_restart, screen
+from pytest_gpumem.judging.slowdown import Reference, fails_in_plain_session, gains_restart, screen
 from pytest_gpumem.outcomes import Outcome
 
 FIRST = date(2026, 11, 1)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from verdicts_alone import judge, on_days
 
 from pytest_gpumem.judging.limits import repetition_margin
-from pytest_gpumem.judging.reference import (
+from pytest_gpumem.judging.slowdown import (
     against_reference,
     base_latency,
     corrected_logs,

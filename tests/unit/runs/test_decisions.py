@@ -14,7 +14,7 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
-from pytest_gpumem.baselines.history import Baseline, PastRow, SavedRun
+from pytest_gpumem.baselines.references import Baseline, PastRow, SavedRun
 from pytest_gpumem.judging.duet import DuetRow, Pairs
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, excused, lost
 from pytest_gpumem.limits import PEAK, TIME

@@ -22,7 +22,7 @@ from pytest_gpumem.baselines.acceptances import Acceptances, Figure
 from pytest_gpumem.judging.differences import measured_differently
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.reference import (
+from pytest_gpumem.judging.slowdown import (
     DAYS,
     SUCCESSIVE,
     Reference,

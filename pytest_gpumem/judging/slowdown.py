@@ -2,7 +2,7 @@
 
 At the test's end a row fails only by a gross slow-down. The screen judges the others at the
 session's end, when the changes of all rows are known. A duet decides what is open then. The rules
-and their error rates: docs/explanation/judging.md. Which runs count: `baselines.history`.
+and their error rates: docs/explanation/judging.md. Which runs count: `baselines.references`.
 
 Changes are log-ratios: +0.01 is 1 % slower. A limit is log(1 + `max_regression`).
 """
