@@ -38,10 +38,7 @@ SUITES = {
         *("benchmarks/augmentation/2d_geometric_test.py", "--device=cuda", "--optimizer="),
         *("--benchmark-max-time=0.1", "-k", "not 237 and not 256 and not 5- and not 1-3-"),
     ),
-    "liger": (
-        *("test/transformers/test_layer_norm.py", "test/transformers/test_softmax.py"),
-        *("test/transformers/test_group_norm.py", "test/transformers/test_dyt.py"),
-    ),
+    "liger": ("test/transformers/test_softmax.py",),
 }
 """By the folder: the options of its session."""
 PLAIN = ("-p", "no:gpumem")
