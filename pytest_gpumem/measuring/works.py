@@ -21,7 +21,7 @@ from pytest_gpumem.devices.protocol import (
     Unsupported,
 )
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values, check_stream
 from pytest_gpumem.measuring.target import Queue, Target, checking, nothing
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.current_device import on_its_device
@@ -142,11 +142,7 @@ class Works:
         def queue(stream: Stream) -> None:
             runs_on = stream
             if persisting is not None:
-                if persisting.closed:
-                    raise BadCall(
-                        f"{name}: the `with` block of its persisting stream has ended, and its "
-                        "window with it"
-                    )
+                check_stream(f"the stream of {name}", persisting)
                 runs_on = persisting.stream
                 device.streams.join(runs_on, stream)
             for launch in launches:

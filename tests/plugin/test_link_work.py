@@ -103,9 +103,7 @@ def test_window(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer,
     result = run(body)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        [
-            "*BadCall: copy: the `with` block of its persisting stream has ended, and its window with it*"
-        ]
+        ["*BadCall: the stream of copy is a persisting stream whose `with` block has ended: *"]
     )
 
 

@@ -223,6 +223,21 @@ def test_work_that_cannot_be() -> None:
             make(memory)
 
 
+def test_a_copy_is_checked_against_what_it_copied(memory: Memory) -> None:
+    """What runs before it may write its source anew each time."""
+    works, x, host = Works(memory), memory.device(MIB), memory.pinned(MIB)
+    back, kernel = works.copy(host, x), launched(memory, "elementwise", x)
+    new = iter(range(100))
+    fill = works.host(lambda: host.write(np.full(host.size, next(new))))
+    for work in (
+        works.in_turn(kernel, back),
+        works.after(kernel, back),
+        works.in_turn(fill, works.copy(x, host)),
+    ):
+        with naming(work.name):
+            assert work.check() is None
+
+
 def test_work_follows_its_buffers(memory: Memory) -> None:
     """A measurement may move a buffer that work was made of before."""
     device, works = memory.arena.device, Works(memory)
