@@ -19,6 +19,7 @@ from pytest_gpumem.devices.protocol import (
     Device,
     DeviceError,
     Hold,
+    HoldExpired,
     Launch,
     NotCounted,
     Stream,
@@ -96,7 +97,7 @@ class Harness:
     def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
         self.device, self.ranges = device, ranges
         self.profiled = profiled  # a profiler is attached
-        self._flushes: dict[str, Launch | None] = {}
+        self._flushes: dict[str, Launch] = {}
         self._floors: Floors | None = None
         self._awake = False
         self._watched = False  # CUPTI has made a pass in this process
@@ -110,14 +111,17 @@ class Harness:
 
     def flush(self, mode: str) -> Launch | None:
         """Return the launch, loaded, that flushes L2; None for "hot"."""
+        if mode == "hot":
+            return None
         if mode not in self._flushes:
-            launch = self._flushes[mode] = None if mode == "hot" else flush_of(self._arena, mode)
-            # A kernel is loaded at its first launch, which waits for the device: not behind a hold.
-            stream = self.streams[0]
-            if launch is not None:
-                self.device.kernels.launch(launch, stream)
-            self.device.streams.synchronize(stream)
+            self._flushes[mode] = self._loaded(flush_of(self._arena, mode))
         return self._flushes[mode]
+
+    def _loaded(self, launch: Launch) -> Launch:
+        """Launch once: the first launch waits while it loads the kernel, so not behind a hold."""
+        self.device.kernels.launch(launch, self.streams[0])
+        self.device.streams.synchronize()
+        return launch
 
     def wake(self) -> None:
         """Keep the device busy until its clocks have settled; only the first call does anything."""
@@ -176,11 +180,7 @@ class Harness:
         facts, kernel = self.device.facts, CATALOGUE["write"]
         blocks = BLOCKS_PER_SM * facts.sm_count
         call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, blocks)
-        launch = Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
-        # The first launch loads the kernel, which waits for the device: not behind a hold.
-        self.device.kernels.launch(launch, self.streams[0])
-        self.device.streams.synchronize()
-        return launch
+        return self._loaded(Launch(kernel, call, kernel.shape(facts, call), {"a": memory}))
 
     def _readings(
         self, streams: Sequence[Stream], launch: Launch | None, rounds: int
@@ -199,7 +199,10 @@ class Harness:
                     if launch is not None:
                         device.kernels.launch(launch, stream)
                     device.streams.record(end, stream)
-                device.streams.synchronize(stream)
+                try:
+                    device.streams.synchronize(stream)
+                except HoldExpired:  # every launch waits, as under a debugger
+                    plain = True
                 seconds.append(device.streams.elapsed(start, end))
         return seconds[len(streams) :]
 

@@ -104,7 +104,6 @@ class Sampler:
         self.readings = Readings()
         self.notes: list[str] = []
         self._launched = False
-        self._graphs: list[Graph] = []
 
     @property
     def in_batches(self) -> bool:
@@ -210,7 +209,7 @@ class Sampler:
         self._batch = self.batch
         if self.name != "graph":
             return
-        self._graphs = []
+        self._graphs: list[Graph] = []
         for place in range(target.places):
             body = partial(self._queue_batch, place)
             try:

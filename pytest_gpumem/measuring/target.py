@@ -306,7 +306,7 @@ class KernelTarget(Target):
             nbytes = sum(buffer.nbytes for buffer in self._movable)
             free_bytes = partial(self.device.memory.free_bytes, MemoryKind.DEVICE)
             count = side_by_side(nbytes, wanted, most, free_bytes())
-            if count < wanted and self.arena.kept:
+            if count < wanted:
                 self.arena.close_kept()
                 count = side_by_side(nbytes, wanted, most, free_bytes())
             if count:

@@ -241,7 +241,7 @@ class Arena:
         first = int(array.__array_interface__["data"][0])
         end = first + array.nbytes
         for allocation, _ in self._allocations.values():
-            if not allocation.kind.locked or not allocation.kind.adopted:
+            if allocation.kind is not MemoryKind.REGISTERED:
                 continue
             start = allocation.host_address
             if start < end and first < start + allocation.nbytes:

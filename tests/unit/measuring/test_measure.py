@@ -103,6 +103,11 @@ def test_what_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench) -> None:
         )
 
 
+def test_every_launch_may_wait_as_under_a_debugger(bench: Bench) -> None:
+    bench.device.before("kernels.launch", lambda *_, **__: bench.device.timeline.wait(None))
+    assert triad(bench).sampler == "host"
+
+
 @pytest.mark.parametrize(("mode", "waits_at"), [("clean-cold", 20), ("hot", 60)])
 def test_one_wait_among_hundreds_of_launches_does_not_change_the_clock(
     bench: Bench, mode: str, waits_at: int
