@@ -120,11 +120,10 @@ class _CodeTarget(Target):
             function = getattr(case, field)
             if function is not None:
                 _check_call(f"{named.format(field)} {NO_ARGUMENTS}", function)
-        moved = _declared_bytes(named.format("moved"), case.moved)
-        reads = _arrays(named.format("reads"), case.reads, arena)
-        writes = _arrays(named.format("writes"), case.writes, arena)
+        self._moved = _declared_bytes(named.format("moved"), case.moved)
+        self._reads = _arrays(named.format("reads"), case.reads, arena)
+        self._writes = _arrays(named.format("writes"), case.writes, arena)
         self._case, self._buffers = case, arena
-        self._moved, self._reads, self._writes = moved, reads, writes
 
     def _bind(self) -> None:
         """Make launch and restore for where the buffers now are."""

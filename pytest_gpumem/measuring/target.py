@@ -293,7 +293,7 @@ class KernelTarget(Target):
         window, kernels = self.window, self.device.kernels
         if window is not None and window.where == "launch":
             return lambda stream: kernels.launch(launch, stream, window=window.spec)
-        return lambda stream: kernels.launch(launch, stream)
+        return partial(kernels.launch, launch)
 
     def _poison(self, stream: Stream) -> None:
         self._leave()

@@ -191,8 +191,9 @@ class Works:
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
+        poison = in_turn((before, work)).poison
         work = copy.copy(work)
-        work.prepare = before.queue
+        work.prepare, work.poison = before.queue, poison
         work.parts = ()  # measured alone they would run without `before`
         return work
 
@@ -259,14 +260,14 @@ class Works:
             BadCall: the arguments do not fit together.
             Unsupported: the device has no copy engine (`asyncEngineCount` is 0); the test skips.
         """
-        memory, device, stream = self._memory, self.device, self._arena.stream
+        memory, device = self._memory, self.device
         _at_least_one("n_streams", n_streams)
         _check_engines(device, {HOST_TO_DEVICE})
         source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
         outputs = [there]
         if back:
             outputs.append(memory.pinned(shape, dtype))
-        kernel = BoundKernel(CATALOGUE["elementwise"], device, stream)
+        kernel = BoundKernel(CATALOGUE["elementwise"], device, self._arena.stream)
         buffers, values = kernel.arguments((there, rounds), {})
 
         def steps(pieces: int) -> tuple[Work, ...]:

@@ -238,6 +238,14 @@ def test_a_copy_is_checked_against_what_it_copied(memory: Memory) -> None:
             assert work.check() is None
 
 
+def test_work_is_checked_against_what_runs_before_it(memory: Memory) -> None:
+    works, x, y = Works(memory), memory.device(MIB), memory.device(MIB)
+    up = works.copy(x, memory.pinned(MIB))
+    for work in launched(memory, "elementwise", x), launched(memory, "copy", y, x):
+        with naming(work.name):
+            assert works.after(up, work).check() is None
+
+
 def test_work_follows_its_buffers(memory: Memory) -> None:
     """A measurement may move a buffer that work was made of before."""
     device, works = memory.arena.device, Works(memory)
