@@ -309,8 +309,10 @@ class MemoryWatch:
         """The footprint so far."""
         footprints = self._footprints
         footprints.settle()
-        if footprints.driver is not None and footprints.driver.name in self.gaps:
-            raise NotCounted(self.gaps[footprints.driver.name])
+        driver = footprints.driver
+        for watch in footprints.watches:  # also of a part: the driver may report no more
+            if driver is not None and driver.name in watch.gaps:
+                raise NotCounted(watch.gaps[driver.name])
         changes = self._log.changes[self._mark :]
         if self.gaps:
             changes = [change for change in changes if change.event.series[0] not in self.gaps]

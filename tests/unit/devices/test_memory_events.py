@@ -278,4 +278,9 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read() -> 
     driver.lost("PyTorch's profiler has CUPTI")
     with pytest.raises(NotCounted, match="profiler has CUPTI"):
         watch.read()
+    part = footprints.watch()  # as after a fork, since which it reports no more
+    with pytest.raises(NotCounted, match="profiler has CUPTI"):
+        part.read()
+    part.close()
+    watch.close()
     assert footprints.watch().read().kept == 0
