@@ -71,19 +71,16 @@ class AdoptionFeature(Feature):
     @contextmanager
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         self._item, self._called = item, False
-        self._detach(item)
-        try:
-            yield
-        finally:
-            self._item = None
-
-    def _detach(self, item: pytest.Item) -> None:
-        """Have the host time launches without what earlier passes added."""
         session = self._session
         if session.is_open and session.lost_in is None and uses_benchmark(item):
             benchmarks = getattr(item.config, "_benchmarksession", None)
             if benchmarks is not None and not benchmarks.disabled:
+                # The host times launches without what earlier passes added.
                 session.device.counters.detach()
+        try:
+            yield
+        finally:
+            self._item = None
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:

@@ -113,6 +113,7 @@ def test_the_hosts_median_is_that_of_the_first_test(pytester: pytest.Pytester) -
 def test_a_wait_counts_in_a_test_that_has_forked(pytester: pytest.Pytester) -> None:
     pytest.importorskip("cupy")
     (row,) = session(pytester, FORKS, "--gpumem-waits")["gpumem"]["rows"]
+    assert "not read: the test forked" in str(row["verdict"])  # its peak
     waits = row["footprint"]["waits"]
     assert waits["not_read"] is None
     assert [line["call"] for line in waits["lines"]] == ["cuMemFree"]

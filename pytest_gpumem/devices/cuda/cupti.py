@@ -201,8 +201,7 @@ class Callbacks:
                 pass
             _call("cuptiFinalize")
             self._recorded = False
-            return True
-        return False
+        return not self._recorded
 
     def _open(self, user: object) -> Any:
         cupti = imported()

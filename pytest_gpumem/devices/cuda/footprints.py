@@ -106,7 +106,7 @@ class DriverMemory(Source):
 
     def _missed(self, why: str) -> None:
         self._pools = []  # a handle may be gone, and reading it would crash
-        self.lost(why)
+        self.lost(f"not read: {why}")
 
     def _called(self, name: str, call: ApiCall) -> None:
         if name in _CALLS:

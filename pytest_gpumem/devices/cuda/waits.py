@@ -44,14 +44,14 @@ class CudaWaits:
     def __init__(self) -> None:
         self._counts: Counter[tuple[Line, str]] = Counter()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
-        self._missed: str | None = None
+        self._missed = ""  # why a call was
         self._end: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Count from now on. Raises `NotCounted`."""
         self.stop()
         self._counts.clear()
-        self._missed = None
+        self._missed = ""
         # At a call's end, once: a call that fails has not waited.
         names = tuple(_calls())
         self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
@@ -64,7 +64,7 @@ class CudaWaits:
     def read(self, root: Path, allowed: Sequence[str]) -> Waits:
         """What was counted. `root`: files are shown relative to it. `allowed`: lines that do not
         count, such as "conftest.py:*"."""
-        if self._missed is not None:
+        if self._missed:
             return Waits(not_read=f"not read: {self._missed}")
         lines = []
         for (line, call), count in self._counts.items():
