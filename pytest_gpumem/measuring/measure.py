@@ -102,8 +102,7 @@ class _Measuring:
                 migrations = count_migrations(target, profiled=harness.profiled)
         if plan.ran:
             with self._range("watch"):
-                fastest = min(readings.medians)
-                ran = find_what_ran(target, fastest, profiled=harness.profiled)
+                ran = find_what_ran(target, min(readings.medians), profiled=harness.profiled)
         busy = any(others.looks)
         if busy or plan.pages:
             harness.forget_floors()

@@ -293,7 +293,7 @@ class KernelTarget(Target):
         window, kernels = self.window, self.device.kernels
         if window is not None and window.where == "launch":
             return lambda stream: kernels.launch(launch, stream, window=window.spec)
-        return partial(kernels.launch, launch)
+        return lambda stream: kernels.launch(launch, stream)
 
     def _poison(self, stream: Stream) -> None:
         self._leave()
