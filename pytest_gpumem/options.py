@@ -95,12 +95,12 @@ def _baseline(value: object) -> str:
 
 
 def _lines_of_code(value: Any) -> tuple[str, ...]:
-    lines = value.split() if isinstance(value, str) else tuple(value)
+    lines = tuple(value) if isinstance(value, (list, tuple)) else tuple(str(value).split())
     for line in lines or ("",):
         if not re.fullmatch(r"[^:]+:([0-9]+|\*)", str(line)):
             accepted = 'a line such as "conftest.py:*" or "tests/test_a.py:12"'
             raise refused(value, accepted, "names no line")
-    return tuple(lines)
+    return lines
 
 
 class Option(NamedTuple):
