@@ -205,8 +205,9 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
     for row in rows:
         outcome = row.verdict.outcome
         if outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW) and not row.test_error:
-            # The reason of a NEW row has no figures: rows share it.
-            reason = row.verdict.reason if outcome is Outcome.NEW else ""
+            reason = row.verdict.reason
+            if outcome is not Outcome.NEW:  # it has figures: rows share the limit
+                reason = row.verdict.limits[0].limit if row.verdict.limits else ""
             groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
     sentences = []
     for outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW):

@@ -146,11 +146,16 @@ def test_what_leaves_rows_open_is_said_once_with_what_decides(
     for number in range(3):
         row = make_row(f"t.py::test_{number}", Outcome.UNDECIDED, code=Code.NOISY, reason="duet")
         open_rows.append(replace(row, limits=Limits(max_regression="1%")))
-    rows = [*open_rows, make_row("t.py::test_new", Outcome.NEW, reason="no row")]
+    other = make_row("t.py::test_w", Outcome.UNDECIDED, code=Code.NOISY, reason="by another limit")
+    other = replace(
+        other, verdict=replace(other.verdict, limits=(LimitResult("max_waits", Outcome.UNDECIDED),))
+    )
+    rows = [*open_rows, other, make_row("t.py::test_new", Outcome.NEW, reason="no row")]
     rows.append(make_row("t.py::test_old", Outcome.NEW, reason="driver 580 -> 590"))
     text = table(rows, facts, width=200, colour=False)
     assert (
         "UNDECIDED 3 rows, such as t.py::test_0: duet\n"
+        "UNDECIDED t.py::test_w: by another limit\n"
         "NEW t.py::test_new: no row\n"
         "NEW t.py::test_old: driver 580 -> 590; "
         "to store this state: pytest --gpumem --gpumem-save --gpumem-processes 3\n"
