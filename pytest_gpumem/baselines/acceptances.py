@@ -77,7 +77,9 @@ class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             return f"limit {self.up_to}"
         if self.figure == "renamed":
             return f"renamed from {self.up_to}"
-        return f"{self.figure} up to {self.up_to}" if self.up_to is not None else self.figure
+        if self.figure == "measured":
+            return "another way of measuring"
+        return f"{self.figure} up to {self.up_to}" if self.up_to is not None else "its removal"
 
 
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -129,7 +129,9 @@ def test_another_way_of_measuring(accept: Accept, results: Write, tmp_path: Path
     result = LimitResult("max_regression", Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
     verdict = replace(differently.verdict, limits=(result,))
     results(replace(differently, verdict=verdict, measurement=measurement()))
-    assert accept(TRIAD, "--reason", "another window").exit_code == 0
+    called = accept(TRIAD, "--reason", "another window")
+    assert called.exit_code == 0
+    assert called.stdout.startswith(f"{TRIAD}: accepted another way of measuring; wrote ")
     (made,) = written(tmp_path)
     assert made.changes == (AcceptedChange(TRIAD, "measured"),)
 
