@@ -127,7 +127,7 @@ def _number_or_base(value: Any) -> Demand:
         return BASE, ()
     if isinstance(value, (int, str)) and re.fullmatch(r"\s*[0-9]{1,12}\s*", str(value)):
         return "", (-int(value),)
-    raise refused(value, f"a whole number from 0 on, {_OR_BASE}", "is no number")
+    raise refused(value, f"a whole number from 0 on, {_OR_BASE}")
 
 
 def _size_or_base(value: Any) -> Demand:

@@ -160,7 +160,7 @@ def _faster_than(
     other = siblings.get(label)
     if other is None:
         others = [repr(known) for known in siblings if known not in ("", measurement.label)]
-        why = f"no measurement of the test is called {label!r}; others are "
+        why = f'the test has no measurement {label!r} (a factor: "20 x LABEL"); others are '
         return check.never(why + (", ".join(others) or "none"))
     ratio = math.log(other.latency / measurement.latency)
     reach = math.hypot(repetition_margin(measurement), repetition_margin(other))

@@ -34,7 +34,8 @@ class NoSuchKernel(ShownError, AttributeError):
 def check_stream(name: str, stream: object) -> None:
     """Note that a persisting stream is used, or raise `BadCall`: it is none, or not open."""
     if not isinstance(stream, PersistingStream):
-        raise BadCall(f"{name} takes what persisting_stream() gives, not {type(stream).__name__}")
+        given = type(stream).__name__
+        raise BadCall(f"{name} takes s of `with persisting_stream(...) as s:`, not {given}")
     if stream.closed:
         raise BadCall(
             f"{name} is a persisting stream whose `with` block has ended: measure inside the block"

@@ -100,8 +100,8 @@ def target_of(
             arena.device.memory.make_room(unless_free=PLENTY)
             return CallTarget(function, arguments, keywords, declared, arena, stream, on_simulated)
     raise BadCall(
-        "gpu_benchmark() takes a kernel of gpu_kernels, uncalled, or a callable, not an object of "
-        f"type {type(function).__name__}"
+        "gpu_benchmark() takes a kernel of gpu_kernels, uncalled, work of gpu_work, or a callable, "
+        f"not an object of type {type(function).__name__}"
     )
 
 
@@ -271,7 +271,7 @@ class CaseTarget(_CodeTarget):
 
     def __init__(self, build: Callable[[Memory], Case], arena: Arena) -> None:
         _check_call(
-            "gpu_benchmark.case() takes a function of a memory, which returns a Case", build, None
+            "gpu_benchmark.case() takes a function of a Memory that returns a Case", build, None
         )
         super().__init__(getattr(build, "__name__", "case"), arena)
         self._build = build

@@ -175,7 +175,7 @@ class Works:
             Unsupported: the device does not have it.
         """
         if allocator not in ALLOCATORS:
-            raise DeviceError(f"no allocator {allocator!r}; there are: {', '.join(ALLOCATORS)}")
+            raise DeviceError(f"no allocator {allocator!r}; accepted are {ALLOCATORS}")
         size = parse_bytes(nbytes)
         cycle = self._allocators.enter_context(self.device.memory.allocator(allocator))
         return Work(
@@ -377,8 +377,13 @@ def _several(
     return whole
 
 
-def _engines(works: Iterable[Work]) -> frozenset[str]:
-    return frozenset[str]().union(*(work.engines for work in works))
+def _engines(works: Iterable[Work]) -> set[str]:
+    engines = set[str]()
+    for work in works:
+        if not isinstance(work, Work):
+            raise BadCall(f"{type(work).__name__} is no work of gpu_work")
+        engines |= work.engines
+    return engines
 
 
 def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:

@@ -246,8 +246,7 @@ class Arena:
             start = allocation.host_address
             if start < end and first < start + allocation.nbytes:
                 raise BadBuffer(
-                    "this array's memory is page-locked by registered_buffer until the test ends: "
-                    "it is not pageable now"
+                    "this array's memory is page-locked by registered_buffer until the test ends"
                 )
         for whole, buffer in self._guests.values():
             if isinstance(whole, np.ndarray) and np.may_share_memory(whole, array):

@@ -198,8 +198,8 @@ def managed(
             free = memory.free_bytes(MemoryKind.MANAGED)
             raise OutOfMemory(
                 f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are "
-                "free on the device: more than fits can hang a GPU, so it needs "
-                "@pytest.mark.gpumem(oversubscribe=True) on the test"
+                "free on the device: more can hang a GPU, and needs "
+                "@pytest.mark.gpumem(oversubscribe=True)"
             )
         over = True
         return memory.oversubscribe(nbytes)

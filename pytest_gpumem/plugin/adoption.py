@@ -154,4 +154,4 @@ class AdoptionFeature(Feature):
             yield f"{counted(len(nodeids), 'benchmark')} not measured on the GPU: {reason}: {names}"
         if session.without_gpu:
             benchmarks = counted(len(session.without_gpu), "benchmark")
-            yield f"{benchmarks} did no work on the GPU: no limit of the session is judged"
+            yield f"{benchmarks} did no work on the GPU: not judged by the session's limits"

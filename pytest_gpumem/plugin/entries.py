@@ -195,8 +195,8 @@ class BenchmarkFiles:
             if uses(item, BENCHMARK_FIXTURE) or f"{item.nodeid}[gpu]" in self._left_out:
                 raise pytest.UsageError(
                     f"--benchmark-compare: the saved run is of {self._other_gpu}, this session's "
-                    f"device is {key}; results of different devices are not comparable. Give each "
-                    f"GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/{key}"
+                    f"device is {key}; give each GPU a storage of its own, such as "
+                    f"--benchmark-storage=file://.benchmarks/{key}"
                 )
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:

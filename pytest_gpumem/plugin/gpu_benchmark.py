@@ -126,7 +126,7 @@ class GpuTest:
             yield stream
             if not stream.used:
                 raise BadCall(
-                    "nothing was measured on this persisting_stream: pass stream= to gpu_benchmark"
+                    "nothing was measured on this stream in its block: pass it there, as stream="
                 )
 
     def close(self) -> None:
@@ -355,7 +355,6 @@ class GpuBenchmark:
             check_label(f"label={label!r}", label, test.measurements, test.item)
         elif "" in test.measurements:
             raise BadCall(
-                "this test measures a second time without label=; pass a different label= to each, "
-                "which names its result"
+                "this test measures a second time without label=; give each one a label= of its own"
             )
         return label or ""

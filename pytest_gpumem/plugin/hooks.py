@@ -113,8 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
             continue
         if option.name in NEEDS_RESULTS:
             raise pytest.UsageError(
-                f"gpumem: {option.flag} without --gpumem: nothing would be measured, and the run "
-                "would be green"
+                f"gpumem: {option.flag} without --gpumem: nothing would be measured"
             )
         idle.append(option.flag)
     config.stash[IDLE] = idle
@@ -192,10 +191,7 @@ def _check_markers(
         if off and item.nodeid not in mistakes:
             item.add_marker(pytest.mark.skip(reason=NEEDS_GPUMEM), append=False)
         elif not off and item.nodeid in seen:
-            mistakes[item.nodeid] = (
-                "it is collected twice, and the second measurement would replace the first; "
-                "collect it once"
-            )
+            mistakes[item.nodeid] = "it is collected twice, so its rows would replace each other"
         seen.add(item.nodeid)
     if not mistakes:
         return

@@ -226,14 +226,12 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Path) -> None
     if facts.key != whole["key"]:
         raise pytest.UsageError(
             f"gpumem: its device is {facts.name} ({facts.key}), the session's is {whole['name']} "
-            f"({whole['key']}); accepted are workers with GPUs of one model: run each model in a "
-            "session of its own"
+            f"({whole['key']}); run each model of GPU in a session of its own"
         )
     if whole["exists"] and not place.exists():
         raise pytest.UsageError(
             f"gpumem: the baseline {place} is a folder of the machine that started this worker, "
-            f"which {platform.node()} does not have; accepted for workers on other machines is a "
-            "folder that all of them share"
+            f"which {platform.node()} does not have; workers on other machines need a shared folder"
         )
 
 

@@ -109,8 +109,11 @@ def test_add(gpu_benchmark, gpu_kernels, managed_buffer):
 @pytest.mark.parametrize(
     ("keyword", "message"),
     [
-        ("max_gpu_page_faults=-1", "-1 is no number; accepted is a whole number from 0 on"),
-        ("max_gpu_page_faults=True", "True is no number; accepted is a whole number from 0 on"),
+        ("max_gpu_page_faults=-1", "-1 is not understood; accepted is a whole number from 0 on"),
+        (
+            "max_gpu_page_faults=True",
+            "True is not understood; accepted is a whole number from 0 on",
+        ),
         ("max_migrated='many'", "'many'"),
         ("count_pages=3", "count_pages=3; accepted are True, False and None"),
         ("max_page_faults=1", "did you mean max_gpu_page_faults"),

@@ -285,9 +285,7 @@ def test_a_worker_whose_gpu_is_of_another_model_ends_the_session(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in result.errlines if "ERROR" in line)
     assert line.startswith("ERROR: gpumem: worker gw0: its device is another model (")
-    assert line.endswith(
-        "accepted are workers with GPUs of one model: run each model in a session of its own"
-    )
+    assert line.endswith("; run each model of GPU in a session of its own")
     result.assert_outcomes()
     assert seen.lines() == []
     assert stored_in(pytester.path) == []

@@ -151,5 +151,5 @@ def test_limits_on_counts_are_options_too(pytester: pytest.Pytester, run: Run) -
     result = run("-o", "gpumem_max_waits=few")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["*-o gpumem_max_waits: 'few' is no number; accepted is a whole number from 0 on, or*"]
+        ["*-o gpumem_max_waits: 'few' is not understood; accepted is a whole number from 0 on, or*"]
     )

@@ -58,8 +58,8 @@ def test_a_label_that_the_test_has_not_is_a_failure(bench: Any, h100: DeviceFact
         verdict = judged(bench, h100, 25.0, written)
         assert verdict.outcome is Outcome.FAIL
         assert verdict.reason == (
-            f"faster_than {written} (call) cannot be judged: no measurement of the test is called "
-            f"{label!r}; others are 'faulting'"
+            f"faster_than {written} (call) cannot be judged: the test has no measurement "
+            f"{label!r} (a factor: \"20 x LABEL\"); others are 'faulting'"
         )
 
 

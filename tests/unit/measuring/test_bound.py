@@ -48,7 +48,7 @@ def test_what_does_not_fit() -> None:
         ),
         (
             lambda k, a, b, c, d: k.copy.with_stream(a),
-            "with_stream() takes what persisting_stream() gives, not Buffer",
+            "with_stream() takes s of `with persisting_stream(...) as s:`, not Buffer",
         ),
     ]
     for make, message in cases:

@@ -214,6 +214,7 @@ def test_work_that_cannot_be() -> None:
             lambda m: Works(m).together(Works(m).host(print)),
             "together takes at least two pieces of work, not 1",
         ),
+        (lambda m: Works(m).together(*[m.device(512)] * 2), "Buffer is no work of gpu_work"),
         (lambda m: staged(m, 4096, 0), "n_streams=0"),
         (lambda m: Works(m).staged(2, 4096, rounds=0), "elementwise: rounds is 0"),
     ]
