@@ -125,7 +125,7 @@ def _of_traffic(measurement: Measurement, facts: DeviceFacts) -> Details:
     moved, bandwidth = measurement.moved_bytes, measurement.bandwidth
     if moved is not None and bandwidth is not None:
         text = f"{format_rate(bandwidth)} for {short_bytes(moved.total)}"
-        if moved.declared is None:
+        if moved.total == moved.reads + moved.writes:
             text += f" ({short_bytes(moved.reads)} read, {short_bytes(moved.writes)} written)"
         share = share_of_peak(measurement, facts)
         if share is not None:

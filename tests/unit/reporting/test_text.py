@@ -34,7 +34,7 @@ from pytest_gpumem.reporting.conclusion import (
     renamed,
     run_lines,
 )
-from pytest_gpumem.reporting.details import conditions_text
+from pytest_gpumem.reporting.details import conditions_text, details
 from pytest_gpumem.reporting.row import asked_bandwidth, worst_first
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import header
@@ -221,6 +221,17 @@ def test_what_was_not_judged_is_listed_or_counted() -> None:
         "not judged: t.py::test_e, max_latency: nothing measured",
         "not run: 1 measurement of the baseline (1 deselected)",
     ]
+
+
+def test_read_and_written_bytes_are_named_where_they_add_up(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    for traffic, text in [
+        (MovedBytes(2 << 20, 1 << 20), " for 3 MiB (2 MiB read, 1 MiB written);"),
+        (MovedBytes(1 << 20, 1 << 20, link=True), " for 1 MiB;"),
+    ]:
+        row = replace(make_row(), measurement=measurement(moved_bytes=traffic))
+        assert text in dict(details(row, facts))["bandwidth"]
 
 
 def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes() -> None:
