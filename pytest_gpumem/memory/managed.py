@@ -197,9 +197,8 @@ def managed(
         if not arena.oversubscribes:
             free = memory.free_bytes(MemoryKind.MANAGED)
             raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are "
-                "free on the device: more can hang a GPU, and needs "
-                "@pytest.mark.gpumem(oversubscribe=True)"
+                f"{short_bytes(nbytes)} of managed memory asked for, {short_bytes(free)} are free: "
+                "more can hang a GPU, so it needs @pytest.mark.gpumem(oversubscribe=True)"
             )
         over = True
         return memory.oversubscribe(nbytes)

@@ -125,7 +125,7 @@ def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it
     device.memory.allocate(device.memory.free_bytes(MemoryKind.DEVICE) - 4 * GiB, MemoryKind.DEVICE)
     with pytest.raises(
         OutOfMemory,
-        match=r"8 GiB of managed memory asked for, 4 GiB are free .*@pytest\.mark\.gpumem\(oversubscribe=True\)",
+        match=r"8 GiB of managed memory asked for, 4 GiB are free: .*@pytest\.mark\.gpumem\(oversubscribe=True\)",
     ):
         Memory(Arena(device, seed=1)).managed(8 * GiB)
     arena = Arena(device, seed=1, oversubscribes=True)
