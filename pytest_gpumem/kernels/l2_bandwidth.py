@@ -1,10 +1,7 @@
-"""Read bandwidth of L2 (`kernels/l2_bandwidth.cu`), and where it ends in a sweep over
-footprints."""
+"""Read bandwidth of L2 (`kernels/l2_bandwidth.cu`)."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, grid, touch
@@ -44,26 +41,6 @@ def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     """A sum modulo 2^32 for each tile, once for each pass."""
     sums = tile_sums([arrays["a"]], itself, TILE_BYTES)
     return {"sums": sums.repeat(int(scalars["repeats"]))}
-
-
-def plateau(bandwidths: Sequence[float]) -> float:
-    """Return the bandwidth that a sweep over ascending footprints keeps while a cache holds them:
-    the median of those that are nearer to the highest than to the last, which is beyond it."""
-    highest, end = max(bandwidths), bandwidths[-1]
-    if end >= highest:
-        last = f"of {len(bandwidths)} bandwidths the last, {end:g}, is the highest"
-        raise ValueError(f"no fall: {last}; a cache still holds that footprint")
-    return statistics.median(b for b in bandwidths if b > (highest + end) / 2)
-
-
-def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
-    """Return the footprint where the plateau of a sweep over ascending footprints ends: the last
-    before bandwidth comes nearer to that of the largest footprint than to the plateau."""
-    top = plateau(bandwidths)
-    limit = (top + bandwidths[-1]) / 2
-    reached = next(i for i, bandwidth in enumerate(bandwidths) if bandwidth >= top)
-    below = next(i for i in range(reached, len(bandwidths)) if bandwidths[i] < limit)
-    return footprints[below - 1]
 
 
 KERNELS = (

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 import pytest
 
 from pytest_gpumem.kernels.calls import requested_bytes
-from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES, knee, plateau
+from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4)
 """Footprints, as shares of L2."""
 SERVED = 16
 """Bytes read by one launch over those of L2, whatever the footprint: on a large GPU some 100 us, of which the launch itself is little."""
+
+
+def plateau(bandwidths: Sequence[float]) -> float:
+    """Return the bandwidth that a sweep over ascending footprints keeps while a cache holds them:
+    the median of those that are nearer to the highest than to the last, which is beyond it."""
+    highest, end = max(bandwidths), bandwidths[-1]
+    if end >= highest:
+        last = f"of {len(bandwidths)} bandwidths the last, {end:g}, is the highest"
+        raise ValueError(f"no fall: {last}; a cache still holds that footprint")
+    return statistics.median(b for b in bandwidths if b > (highest + end) / 2)
+
+
+def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
+    """Return the footprint where the plateau of a sweep over ascending footprints ends: the last
+    before bandwidth comes nearer to that of the largest footprint than to the plateau."""
+    top = plateau(bandwidths)
+    limit = (top + bandwidths[-1]) / 2
+    reached = next(i for i, bandwidth in enumerate(bandwidths) if bandwidth >= top)
+    below = next(i for i in range(reached, len(bandwidths)) if bandwidths[i] < limit)
+    return footprints[below - 1]
 
 
 # Reading L2 at full speed draws more power than anything else here. A GPU that does it for seconds throttles (sw_power_cap on an H200), and
