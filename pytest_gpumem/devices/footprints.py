@@ -28,7 +28,6 @@ from pytest_gpumem.devices.memory_events import (
     account,
     claim,
     live_of,
-    pool_growth,
 )
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
@@ -85,8 +84,7 @@ class Footprints:
         return number != self._context
 
     def start(self, *, driver: bool, allow_kept: Sequence[str] = (), root: Path = Path()) -> None:
-        """Have the sources report; the driver's allocations take some 3 us each. `allow_kept`:
-        lines below `root` whose allocations are not kept."""
+        """Have the sources report. `allow_kept`: lines below `root` whose memory is not kept."""
         self.stop()
         if self._gone():  # what it held went with it
             self.log, self._at_stop = MemoryLog(), {}
@@ -296,6 +294,7 @@ class MemoryWatch:
             driver.name in footprints.running and driver.name not in reasons
         )
         self._free = None if self._driver_watched else footprints.free_bytes()
+        self._account = account(())  # at the last read
         self._peaks: dict[str, int] = {}  # by library: most bytes in use at any read
         self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
         self.partly = set[str]()  # libraries that were in use before they reported
@@ -316,6 +315,8 @@ class MemoryWatch:
         changes = self._log.changes[self._mark :]
         if self.gaps:
             changes = [change for change in changes if change.event.series[0] not in self.gaps]
+        if self._account.number != len(changes):
+            self._account = account(changes)
         figures = footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]
@@ -327,16 +328,18 @@ class MemoryWatch:
                 continue
             before = self._before.get(library, NOTHING)
             grown = after.segments - before.segments
-            taken, reported = pool_growth(changes, library)
+            taken, reported = self._account.taken[library], self._account.reported[library]
             missing = grown - taken
-            if self._driver_watched and missing > 0 and not claim(changes, library, missing):
-                which = "which allocations of the driver its pool is made of"
-                not_watched.append(f"{library}: {which}: they count as CUDA's too")
+            if self._driver_watched and missing > 0:
+                if not claim(changes, library, missing):
+                    which = "which allocations of the driver its pool is made of"
+                    not_watched.append(f"{library}: {which}: they count as CUDA's too")
+                self._account = account(changes)
             if not after.high and grown > reported:
                 bounds[library] = before.unused + max(grown, taken)
 
         # Allocations, completed by counts.
-        peak, uses = account(changes)
+        peak, uses = self._account.peak, dict(self._account.uses)
         unknown = 0  # bytes by which the peak may be larger
         for library, after in figures.items():
             nothing = MemoryUse(library, "device")
@@ -433,10 +436,8 @@ class MemoryWatch:
     def settle(self) -> None:
         """Have all sources give back what they keep for reuse."""
         self._footprints.settle()
-        live = live_of(self._log.changes[self._mark :])
-        pinned = any(event.series == (DRIVER, "pinned") for event in live)
         for source in self._footprints.running.values():
-            source.settle(pinned=pinned)
+            source.settle()
 
     def close(self) -> None:
         self._footprints.watches.remove(self)

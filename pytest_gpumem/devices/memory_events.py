@@ -7,7 +7,7 @@ count; a segment, and the driver's allocation that it is, does not.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -59,7 +59,7 @@ class AllocationEvent(Struct, eq=False, gc=False):
     address: int
     nbytes: int
     allowed: bool = False  # `allow_kept` names the line that allocated it
-    owner: str | None = None  # of an allocation of the driver: the library whose pool took it
+    owner: str | None = None  # of a segment, and of what the driver allocated for one: the library
 
 
 class Change(Struct, eq=False, gc=False):
@@ -99,25 +99,28 @@ class MemoryLog:
         allocated since then is no test's, except for buffers of fixtures."""
         pending = self._pending[:]  # other threads report meanwhile
         del self._pending[: len(pending)]
-        segments = []
-        for event in sorted(pending, key=attrgetter("at")):
+        pending.sort(key=attrgetter("at"))
+        changes, segments = self.changes, []
+        for event in pending:
+            library, nbytes = event.series[0], event.nbytes
             if event.layer == "segment":
+                event.owner = library
                 segments.append(event)
                 continue
-            live = self.live[event.series[0]]
+            live = self.live[library]
             freed = live.pop(event.address, None)
             if freed is not None:
-                self.changes.append(Change(-freed.nbytes, freed))
-            if not event.nbytes or (ours and event.layer != "fixture"):
+                changes.append(Change(-freed.nbytes, freed))
+            if not nbytes or (ours and event.layer != "fixture"):
                 continue
             live[event.address] = event
-            self.changes.append(Change(event.nbytes, event))
+            changes.append(Change(nbytes, event))
             if event.layer == "driver":
                 self._made[event.address].append(event)
         for segment in segments:
             self._give(segment)
             if not ours:
-                self.changes.append(Change(segment.nbytes, segment))
+                changes.append(Change(segment.nbytes, segment))
 
     def _give(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
@@ -132,27 +135,42 @@ class MemoryLog:
         self._made.clear()
 
 
-def account(changes: Iterable[Change]) -> tuple[int, dict[Series, MemoryUse]]:
-    """The most bytes of device memory in use at once, and the memory of each library."""
+class Account(NamedTuple):
+    """What changes add up to, in bytes."""
+
+    number: int  # of changes
+    peak: int  # most bytes of device memory in use at once
+    uses: dict[Series, MemoryUse]
+    taken: Mapping[str, int]  # by library: of the driver's allocations that its pool took
+    reported: Mapping[str, int]  # and of the segments that it reported
+
+
+def account(changes: Sequence[Change]) -> Account:
     sizes = defaultdict[Series, list[int]](list)
     on_device = []
+    taken, reported = Counter[str](), Counter[str]()
     for change in changes:
-        event = change.event
-        if event.owner is None and event.layer != "segment":
-            sizes[event.series].append(change.nbytes)
+        event, nbytes = change.event, change.nbytes
+        if event.owner is None:
+            sizes[event.series].append(nbytes)
             if event.series[1] == "device":
-                on_device.append(change.nbytes)
+                on_device.append(nbytes)
+        elif event.layer == "segment":
+            reported[event.owner] += nbytes
+        else:
+            taken[event.owner] += nbytes
+            reported[event.owner] += min(nbytes, 0)
     uses = {}
     for series, of_series in sizes.items():
         allocated = [nbytes for nbytes in of_series if nbytes > 0]
         uses[series] = MemoryUse(
             *series,
-            peak=max(0, *accumulate(of_series)),
+            peak=max(accumulate(of_series, initial=0)),
             kept=sum(of_series),
             allocations=len(allocated),
             largest=max(allocated, default=0),
         )
-    return max(accumulate(on_device, initial=0)), uses
+    return Account(len(changes), max(accumulate(on_device, initial=0)), uses, taken, reported)
 
 
 def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
@@ -161,7 +179,7 @@ def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
     for change in changes:
         if change.nbytes <= 0:
             living.pop(id(change.event), None)
-        elif change.event.owner is None and change.event.layer != "segment":
+        elif change.event.owner is None:
             living[id(change.event)] = change.event
     return sorted(living.values(), key=attrgetter("nbytes"), reverse=True)
 
@@ -181,20 +199,6 @@ def claim(changes: Iterable[Change], library: str, missing: int) -> bool:
     for event in taken:
         event.owner = library
     return True
-
-
-def pool_growth(changes: Iterable[Change], library: str) -> tuple[int, int]:
-    """Bytes of the driver's allocations that a pool is known to have taken, and of segments that it
-    reported."""
-    taken = reported = 0
-    for change in changes:
-        event = change.event
-        if event.owner == library:
-            taken += change.nbytes
-            reported += min(change.nbytes, 0)
-        elif event.layer == "segment" and event.series[0] == library:
-            reported += change.nbytes
-    return taken, reported
 
 
 class Source:
@@ -220,9 +224,8 @@ class Source:
         """Counts now, by library. Not called before there is a context."""
         return {}
 
-    def settle(self, *, pinned: bool) -> None:
-        """Give back what it keeps for reuse and cannot tell from what is used. `pinned`: it seems
-        to keep page-locked memory."""
+    def settle(self) -> None:
+        """Give back what it keeps for reuse and cannot tell from what is used."""
 
     def alive(self, allocated: AllocationEvent) -> bool:
         """False if an allocation is surely freed: frees inside `paused` were not reported."""

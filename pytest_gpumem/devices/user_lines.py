@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Literal, TypeVar
+from typing import Literal
 
-T = TypeVar("T")
 Line = tuple[str, int, str]  # file, line and function
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -21,33 +19,33 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def line_of(frame: FrameType | None) -> Line:
-    """The user's innermost line from a frame on. In a thread of C code, such as PyTorch's
-    autograd, it has no file, and the thread's name."""
-    of_user = innermost(_stack(frame), attrgetter("f_code.co_filename"))
+    """The user's line that `innermost` finds from a frame on. In a thread of C code, such as
+    PyTorch's autograd, it has no file, and the thread's name."""
+    # Inline: a test may wait thousands of times, ten frames below its line.
+    of_user: FrameType | None = None
+    while frame is not None:
+        owner = owner_of(frame.f_code.co_filename)
+        if owner == "user" or (owner == "library" and of_user is None):
+            of_user = frame
+        if owner in ("user", "pytest"):
+            break
+        frame = frame.f_back
     if of_user is None:
         return "", 0, _name_of_thread()
     return of_user.f_code.co_filename, of_user.f_lineno, of_user.f_code.co_name
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def innermost(frames: Iterable[T], file_of: Callable[[T], str]) -> T | None:
-    """The first frame of the user's code before pytest's, else a library's. `frames`: the innermost
+def innermost(lines: Iterable[Line]) -> Line:
+    """The first line of the user's code before pytest's, else a library's. `lines`: the innermost
     first."""
-    of_library: T | None = None
-    for frame in frames:
-        owner = owner_of(file_of(frame))
-        if owner == "pytest":
+    of_user: Line = ("", 0, "")
+    for line in lines:
+        owner = owner_of(line[0])
+        if owner == "user" or (owner == "library" and not of_user[0]):
+            of_user = line
+        if owner in ("user", "pytest"):
             break
-        if owner == "user":
-            return frame
-        if owner == "library" and of_library is None:
-            of_library = frame
-    return of_library
+    return of_user
 
 
 @cache

@@ -13,6 +13,7 @@ from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.marks import MARKER, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import NO_FIXTURE_SIMULATED, GpuSession, state_of
+from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class WaitFeature(Feature):
                 raise NotCounted(SIMULATED)
             counter.start()
         except NotCounted as why:
-            watched.leave_waits(str(why))
+            watched.waits = Waits(not_read=str(why))
             if counter is not None:
                 session.remark_first("waits", f"{why}, from {item.nodeid} on")
             yield

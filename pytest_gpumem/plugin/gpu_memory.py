@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.errors import DeviceError, NotCounted
-from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
+from pytest_gpumem.limits import AT_THE_END, MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, FootprintKeywords
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import (
     MEMORY_FIXTURE,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TROUBLE = (DeviceError, RuntimeError)
 """Errors of the device and of libraries: limits on memory are UNDECIDED then."""
-COLLECTIONS = (lambda: gc.collect(1), lambda: gc.collect(2))  # most objects of a test, and all
+COLLECTIONS = [lambda: gc.collect(1), lambda: gc.collect(2)]  # most objects of a test, and all
 
 
 class WatchedTest:
@@ -65,6 +65,7 @@ class WatchedTest:
         if session.settings.waits and not is_benchmark:
             self.reads_waits = True
         self._watch: MemoryWatch | None = None
+        self._collections = gc.get_stats()[1:]  # those that make what survives old
         self.trouble: BaseException | None = None  # why its memory cannot be read
         self.waits: Waits | None = None  # of its body, once it has ended
         self.count_waits: Callable[[], None] | None = None  # anew, where its waits are read
@@ -114,14 +115,13 @@ class WatchedTest:
         footprint = watch.read()
         if ended and (footprint.reserved or footprint.kept):
             watch.settle()
-            frees = (partial(_let_go, self.item), *COLLECTIONS, watch.settle)
-            footprint = read_after(watch, frees)
+            collect = COLLECTIONS
+            if gc.get_stats()[1:] == self._collections and not limited(self.limits, AT_THE_END):
+                collect = COLLECTIONS[:1]  # no object of the test is older
+            footprint = read_after(watch, [partial(_let_go, self.item), *collect, watch.settle])
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return footprint
-
-    def leave_waits(self, why: str) -> None:
-        self.waits = Waits(not_read=why)
 
     def unread(self) -> Footprint:
         """The footprint of the test, or of a part of it, that could not be read."""

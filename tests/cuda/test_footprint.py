@@ -146,6 +146,18 @@ def test_cupy_keeps_pinned(cupy):
     KEPT.append(cupy.cuda.alloc_pinned_memory(1 * MIB))
 
 
+def test_cupy_drops_pinned(cupy):
+    KEPT.pop()  # into CuPy's pool
+
+
+def test_cupy_pinned_of_the_pool(cupy):
+    cupy.cuda.alloc_pinned_memory(1 * MIB)
+
+
+def test_cupy_keeps_pinned_of_the_pool(cupy):
+    KEPT.append(cupy.cuda.alloc_pinned_memory(1 * MIB))
+
+
 def test_cupy_managed(cupy):
     memory = cupy.cuda.ManagedMemory(2 * MIB)
     assert memory.ptr
@@ -400,6 +412,9 @@ FOUND: dict[str, dict[str, Any]] = {
     "cupy_threads": {"peak": 32 * MIB, "kept": 0, "CuPy device": {"allocations": 8}},
     "cupy_pinned": {"kept": 0, "peak": 0},
     "cupy_keeps_pinned": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
+    "cupy_drops_pinned": {"kept": 0, "CUDA pinned": {"kept": -MIB}},
+    "cupy_pinned_of_the_pool": {"kept": 0, "peak": 0},
+    "cupy_keeps_pinned_of_the_pool": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
     "cupy_managed": {"kept": 0, "managed_peak": 2 * MIB, "peak": 0},
     "cupy_async": {"peak": 4 * MIB, "kept": 0},
     "cupy_matmul": {"CuPy device": {"kept": 0}},  # the driver's are kept by a handle of cuBLAS

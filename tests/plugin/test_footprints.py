@@ -396,6 +396,7 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
         pytester,
         gpumem,
         """
+        import gc
         import pytest
         from pytest_gpumem.devices.memory_kinds import MemoryKind
 
@@ -431,6 +432,11 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
             ring = [Array(gpu_device)]
             ring.append(ring)
 
+        def test_old(gpu_memory, gpu_device):
+            ring = [Array(gpu_device)]
+            ring.append(ring)
+            gc.collect()
+
         def test_traceback(gpu_memory, gpu_device):
             def failing():
                 held = Array(gpu_device)
@@ -451,11 +457,12 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
         "fixture": 0,
         "fails": 4096,
         "cycle": 0,
+        "old": 0,
         "traceback": 4096,
         "list": 4096,
     }
     looked = json.loads((pytester.path / "collections.json").read_text())
-    assert looked == {"fails": [1, 2], "cycle": [1], "traceback": [1, 2], "list": [1, 2]}
+    assert looked == {"fails": [1], "cycle": [1], "traceback": [1], "list": [1], "old": [2, 1, 2]}
 
 
 def test_memory_of_wider_fixtures_belongs_to_no_test(

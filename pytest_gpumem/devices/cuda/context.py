@@ -21,8 +21,6 @@ from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError, NotCounted, OutOfMemory
 
-RESET = "the device was reset (cudaDeviceReset)"
-DESTROYED = "the GPU's primary context was destroyed"
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
 """Handles of the default streams: `cudaStreamLegacy`, `cudaStreamPerThread`."""
 _NEVER_FREED: list[object] = []  # handles of contexts that are gone
@@ -48,8 +46,6 @@ _STICKY_NAMES = (
 )
 _STICKY = {int(error) for error in R.cudaError_t if error.name in _STICKY_NAMES}
 
-_NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
-
 
 def check(result: Any, doing: str) -> Any:
     """Give the values of a call of cuda-bindings, which returns (error, value, ...), or raise a
@@ -64,7 +60,9 @@ def check(result: Any, doing: str) -> Any:
         if int(error) in _STICKY:
             lost = "The CUDA context is lost: every later CUDA call of this process fails."
             raise ContextLost(f"{problem} {lost}")
-        raise (OutOfMemory if int(error) == _NO_MEMORY else DeviceError)(problem)
+        if int(error) == int(R.cudaError_t.cudaErrorMemoryAllocation):
+            raise OutOfMemory(problem)
+        raise DeviceError(problem)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
@@ -110,8 +108,8 @@ class Context:
     def gone(self) -> str | None:
         number = context_number(self.index)
         if number is None:
-            return DESTROYED
-        return None if number == self._number else RESET
+            return "the GPU's primary context was destroyed"
+        return None if number == self._number else "the device was reset (cudaDeviceReset)"
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -173,6 +171,11 @@ def is_captured(stream: int) -> bool | None:
     """True if work on a stream becomes a node of a graph; None if the driver does not tell."""
     status, captured = D.cuStreamIsCapturing(stream)
     return None if int(status) else int(captured) != 0  # CU_STREAM_CAPTURE_STATUS_NONE
+
+
+def is_allocated(address: int) -> bool:
+    error, seen = R.cudaPointerGetAttributes(address)
+    return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
 
 
 def has_context() -> bool:

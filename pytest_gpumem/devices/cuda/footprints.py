@@ -17,7 +17,7 @@ from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.allocations import has_pools
-from pytest_gpumem.devices.cuda.context import answer, context_number, is_captured
+from pytest_gpumem.devices.cuda.context import answer, context_number, is_allocated, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.cuda.guests.memory import CupyMemory, JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
@@ -39,7 +39,7 @@ class _MemoryCall(NamedTuple):
 
 
 _PINNED = _MemoryCall("pinned")
-_UNPINNED = _MemoryCall("pinned", returned=False, nbytes_at=None)
+_FREE = _MemoryCall("device", returned=False, nbytes_at=None)  # the kind of a free is not read
 _CALLS = {
     "cuMemAlloc_v2": _MemoryCall("device"),
     "cuMemAllocPitch_v2": _MemoryCall("device", rows_at=3),
@@ -50,10 +50,10 @@ _CALLS = {
     "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
     "cuMemAllocAsync": _MemoryCall("device", stream_at=2),
     "cuMemAllocFromPoolAsync": _MemoryCall("device", stream_at=3),
-    "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes_at=None),
-    "cuMemFreeHost": _UNPINNED,
-    "cuMemHostUnregister": _UNPINNED,
-    "cuMemFreeAsync": _MemoryCall("device", returned=False, nbytes_at=None, stream_at=1),
+    "cuMemFree_v2": _FREE,
+    "cuMemFreeHost": _FREE,
+    "cuMemHostUnregister": _FREE,
+    "cuMemFreeAsync": _FREE._replace(stream_at=1),
 }
 _BY_HANDLE = {
     # virtual memory lives until its last handle and its last mapping are gone
@@ -87,7 +87,7 @@ class DriverMemory(Source):
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._log: MemoryLog | None = None
+        self._log = MemoryLog()
         self._end: Callable[[], None] | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._handles: dict[int, int] = {}
@@ -214,12 +214,11 @@ class DriverMemory(Source):
         self._handles[handle] += by
         if self._handles[handle] <= 0:
             del self._handles[handle]
-            self._emit("device", handle, 0)  # the kind of a free is not read
+            self._emit("device", handle, 0)
 
     def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
-        if self._log is not None:
-            now, series = time.perf_counter(), (DRIVER, kind)
-            self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
+        now, series = time.perf_counter(), (DRIVER, kind)
+        self._log.emit(AllocationEvent(now, series, "driver", address, nbytes))
 
     def figures(self) -> Mapping[str, Figures]:
         """What stream-ordered pools and CUDA graphs hold."""
@@ -247,16 +246,13 @@ class DriverMemory(Source):
         reserved = int(answer(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
         return Figures(used, reserved - used)
 
-    def settle(self, *, pinned: bool) -> None:
+    def settle(self) -> None:
         """Have the driver give back what no graph uses any more: until then it counts as used."""
         if self.figures().get(GRAPHS, NOTHING) != NOTHING:
             R.cudaDeviceGraphMemTrim(self._index)
 
     def alive(self, allocated: AllocationEvent) -> bool:
-        if allocated.address in self._handles:
-            return True
-        error, seen = R.cudaPointerGetAttributes(allocated.address)
-        return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
+        return allocated.address in self._handles or is_allocated(allocated.address)
 
     def stop(self) -> None:
         if self._pools:

@@ -48,7 +48,7 @@ def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() ->
         event(1.3, "CuPy", "use", 0xA000, 0),
         event(1.4, "CUDA", "driver", 0xB000, MIB),  # nobody's pool
     )
-    peak, uses = account(log.changes)
+    _, peak, uses, *_ = account(log.changes)
     assert peak == 3 * MIB
     cupy, cuda = uses["CuPy", "device"], uses["CUDA", "device"]
     assert (cupy.peak, cupy.kept, cupy.allocations, cupy.largest) == (
@@ -68,19 +68,19 @@ def test_the_peak_is_that_of_all_libraries_at_one_time() -> None:
         event(3, "PyTorch", "use", 1, 2 * MIB),  # the same address in another library
         event(4, "CUDA", "driver", 9, 8 * MIB, "pinned"),
     )
-    peak, uses = account(log.changes)
+    _, peak, uses, *_ = account(log.changes)
     assert peak == 3 * MIB
     assert uses["CUDA", "pinned"].peak == 8 * MIB
 
 
 def test_an_address_that_is_given_out_again_was_freed_unseen() -> None:
     log = log_of(event(1, "CUDA", "driver", 7, MIB), event(2, "CUDA", "driver", 7, 2 * MIB))
-    peak, uses = account(log.changes)
+    _, peak, uses, *_ = account(log.changes)
     assert (peak, uses["CUDA", "device"].kept) == (2 * MIB, 2 * MIB)
 
 
 def test_a_free_of_what_was_never_seen_is_nothing() -> None:
-    assert account(log_of(event(1, "CuPy", "use", 5, 0)).changes) == (0, {})
+    assert account(log_of(event(1, "CuPy", "use", 5, 0)).changes)[:3] == (0, 0, {})
 
 
 class Library(Source):
@@ -256,6 +256,19 @@ def test_where_not_all_is_reported_the_peak_has_a_bound(library: Library) -> Non
     library.take(1, MIB)
     assert (later.read().peak, later.read().peak_bound) == (MIB, 6 * MIB)
     assert any("below an earlier one" in why for why in later.read().not_watched)
+
+
+def test_a_second_read_sees_what_happened_since_the_first(
+    library: Library, footprints: Footprints
+) -> None:
+    outer = footprints.watch()
+    library.take(1, MIB)
+    inner = footprints.watch()
+    assert (outer.read().kept, inner.read().kept) == (MIB, 0)
+    library.take(2, 2 * MIB)
+    library.free(1)
+    assert (outer.read().peak, inner.read().peak) == (3 * MIB, 2 * MIB)
+    assert (outer.read().kept, outer.read().allocations) == (2 * MIB, 2)
 
 
 def test_a_thread_without_the_hook_leaves_the_peak_unknown(

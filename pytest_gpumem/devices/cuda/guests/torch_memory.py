@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from operator import itemgetter
 from typing import Any, Literal
 
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
@@ -160,7 +159,7 @@ class TorchMemory(Source):
         single = self._records
         return {self.name: Figures(used, unused, reserved, high, single=single, allocations=made)}
 
-    def settle(self, *, pinned: bool) -> None:
+    def settle(self) -> None:
         """Give back workspaces of cuBLAS and page-locked memory, and find what graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
@@ -173,7 +172,7 @@ class TorchMemory(Source):
         else:
             self._in_graphs = 0
             _call(torch._C, "_cuda_clearCublasWorkspaces")
-        if pinned and not _call(torch._C, "_host_emptyCache"):
+        if not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
 
     def _bytes_in_graphs(self) -> int:
@@ -205,11 +204,9 @@ def report(log: MemoryLog, entries: Sequence[Mapping[str, Any]], offset: float) 
         nbytes = 0 if entry["action"] == "free_requested" else int(entry["size"])
         event = AllocationEvent(at, _SERIES, layer, int(entry["addr"]), nbytes)
         if nbytes and log.allows is not None:
-            frame = innermost(entry.get("frames", ()), itemgetter("filename"))
-            line = ("", 0, "")
-            if frame is not None:
-                line = frame["filename"], frame["line"], frame["name"]
-            event.allowed = log.allows(line)
+            frames = entry.get("frames", ())
+            lines = [(frame["filename"], frame["line"], frame["name"]) for frame in frames]
+            event.allowed = log.allows(innermost(lines))
         log.add(event)
 
 
