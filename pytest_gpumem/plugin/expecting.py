@@ -48,7 +48,7 @@ _OPTIONS = {  # by pytest's function or file that deselects: the option's name, 
     "cacheprovider.py": ["lf", "--lf"],
     "stepwise.py": ["stepwise", "--sw"],
 }
-PLUGIN, PROJECT = "plugin", "project"  # whose hook deselects, if no option does
+PLUGIN, PROJECT = "plugin", ""  # whose hook deselects; no option's name
 
 
 class ExpectationFeature(Feature):

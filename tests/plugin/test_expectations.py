@@ -128,13 +128,25 @@ def test_a_limit_of_the_session_is_expected_of_tests_with_the_fixture(
             "not run",
             False,
         ),
+        # An option of the project whose name is a word of ours is not one that deselects.
+        (
+            {
+                "test_a.py": MEASURES,
+                "conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--project')\n\n"
+                "def pytest_collection_modifyitems(config, items):\n"
+                "    config.hook.pytest_deselected(items=items[:1])\n    del items[:1]\n",
+            },
+            ("--project=a",),
+            "not run",
+            False,
+        ),
         # What the words leave out, somebody meant to leave out.
         ({"test_a.py": MEASURES}, ("-k", "other"), "not run", True),
         ({"test_a.py": MEASURES}, ("test_a.py::test_other",), "not run", True),
     ],
     ids=[
         "renamed -m", "addopts deselect", "testpaths", "collect_ignore", "conftest",
-        "-k", "named",
+        "option named project", "-k", "named",
     ],
 )  # fmt: skip
 def test_a_measurement_that_is_left_out_has_a_word(
