@@ -60,7 +60,7 @@ from pytest_gpumem.units import counted
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT = "results.json", "junit.xml"
 REPORT, SUMMARY = "report.html", "summary.md"
-FILES = (RESULTS, JUNIT, "duet.json", "creep.json", REPORT, SUMMARY)
+FILES = (RESULTS, JUNIT, "duet.json", "creep-*.json", REPORT, SUMMARY)
 MARKER = ".gitignore"  # file of a folder that a gate made; it hides the folder from git
 MARKER_TEXT = "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 SHOWN = 3  # tests that the advice to accept names
@@ -141,7 +141,7 @@ def gate(
         f"--junitxml={output / JUNIT}",
         "--override-ini=junit_family=xunit1",  # it says where each test is defined
         f"--gpumem-report={output / REPORT}",
-        "-Wignore:Not saving anything",  # a warning of pytest-benchmark
+        "-Wignore:Not saving anything",
     )
     run = Gate(
         base=base,
@@ -202,7 +202,8 @@ def _prepare(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
         write_whole(marker, MARKER_TEXT)
         for name in FILES:
-            (output / name).unlink(missing_ok=True)
+            for file in output.glob(name):
+                file.unlink()
     except OSError as error:
         raise UserError(f"--output: cannot write {output}: {error.strerror or error}") from None
 
@@ -322,9 +323,11 @@ def _repeat(gate: Gate, row: Row) -> list[str]:
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:
-    written = [name for name in FILES if (output / name).exists()]
-    if written:
-        _log(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}")
+    names: list[str] = []
+    for name in FILES:
+        names += [file.name for file in output.glob(name)]
+    if names:
+        _log(f"{counted(len(names), 'file')} in {output}: {' '.join(names)}")
     for remark in conclusion.remarks:
         say(f"gpumem gate: {remark}")
     first, *further = conclusion_lines(conclusion, terminal()[0])

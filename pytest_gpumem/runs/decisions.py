@@ -10,10 +10,7 @@ from statistics import fmean
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import (
-    NONE,
-    Acceptances,
-)
+from pytest_gpumem.baselines.acceptances import NONE, Acceptances
 from pytest_gpumem.baselines.references import Baseline, PastRow, memory_of, times_of
 from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, lost

@@ -60,7 +60,7 @@ class Gate:
     accepted: Acceptances  # of those that the change adds, the ones that count
     all_accepted: Acceptances  # those of the project that count, of BASE too
     play: Callable[[Side, RowFilter, str], Duet]
-    """Plays a duet of a side with the working tree, about "duet" or "creep", and prints it."""
+    """Plays a duet of a side with the working tree into a file so named, and prints it."""
     say: Callable[[str], object]  # prints a sentence about the progress
     base_python: str | None = None
     screen_only: bool = False
@@ -237,7 +237,7 @@ class Gate:
                     raise UserError("no commit holds the code of its oldest run")
                 with revision_side(revision, Path.cwd(), title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)
-                    of_oldest = self.play(side, wanted, "creep").rows
+                    of_oldest = self.play(side, wanted, f"creep-{revision}").rows
             except UserError as error:
                 ended = None, f"it cannot be measured: {error}"
                 of_oldest = [DuetRow(key, ended=ended) for key in of_rows]
@@ -257,4 +257,4 @@ class Gate:
 
 
 def _selection(file: Path) -> Selection:
-    return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
+    return from_plain(json.loads(file.read_bytes()), Selection)

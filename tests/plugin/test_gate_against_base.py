@@ -268,16 +268,31 @@ def test_a_new_label_in_place_of_one_of_base_is_not_green_without_a_baseline(gat
 def test_what_base_has_grown_by_is_held_against_the_oldest_revision(
     gate: Gate, exact: Project
 ) -> None:
-    """Nobody accepted it: steps that each pass against BASE add up."""
+    """Nobody accepted it: steps that each pass against BASE add up. Each oldest revision has a file."""
     save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save --gpumem-processes 1"
-    done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
-    assert done.returncode == 0, done.stdout + done.stderr
+    later = EXACT[: EXACT.index("@pytest.mark.gpumem(max_copied")].replace(
+        "test_peak", "test_later"
+    )
+    for names in ([], ["test_later.py"]):
+        for name in names:
+            exact.write(name, later)
+            publish(exact, "later", name)
+        done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
+        assert done.returncode == 0, done.stdout + done.stderr
     exact.write("kern.py", GROWN["kern.py"])
     publish(exact, "grown")
-    code, text = gate({"README.md": "words\n"}, "origin/grown -- -k peak")
+    code, text = gate({"README.md": "words\n"}, "origin/grown -- -k 'peak or later'")
     assert code == 1, text
-    assert "1 row beyond the limit over the reference: a duet with its oldest revision " in text
+    words = "1 row beyond the limit over the reference: a duet with its oldest revision "
+    assert text.count(words) == 2
     assert "against the oldest revision of the reference: a peak of 80 MiB against 64 MiB" in text
+    files = sorted(exact.folder.glob("gpumem-results/creep-*.json"))
+    compared = [json.loads(file.read_text())["verdicts"] for file in files]
+    tests = {verdict["key"] for verdicts in compared for verdict in verdicts}
+    assert (len(files), tests) == (2, {"test_it.py::test_peak", "test_later.py::test_later"})
+    assert all(file.name in text for file in files)
+    assert gate({}, "--screen-only origin/grown -- -k nothing")[0] == 6
+    assert not any(file.exists() for file in files)
 
 
 @pytest.mark.usefixtures("exact")
