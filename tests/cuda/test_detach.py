@@ -49,6 +49,11 @@ def forked():
 def test_frees(forked):
     cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(64))
 """
+PART = """
+def test_part(gpu_memory, forked):
+    with gpu_memory.watch("part", max_peak="1 KiB"):
+        cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(1 << 20))
+"""
 PROFILES = """
 import json
 import sys
@@ -117,6 +122,14 @@ def test_a_wait_counts_in_a_test_that_has_forked(pytester: pytest.Pytester) -> N
     waits = row["footprint"]["waits"]
     assert waits["not_read"] is None
     assert [line["call"] for line in waits["lines"]] == ["cuMemFree"]
+
+
+def test_no_part_passes_in_a_test_that_has_forked(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("cupy")
+    rows = session(pytester, FORKS + PART, "-k", "part")["gpumem"]["rows"]
+    (verdict,) = [row["verdict"] for row in rows if row["label"] == "part"]
+    assert verdict["outcome"] == "UNDECIDED"
+    assert "not read: the test forked" in str(verdict)
 
 
 @pytest.mark.parametrize("steps", [FIRST_OURS, FIRST_THEIRS])
