@@ -166,7 +166,7 @@ class Harness:
             launch = sorted(self._readings(self.streams, self.idle, FLOOR_SAMPLES))
             # The mean of the middle half is finer than ticks, and ignores outliers.
             quarter = len(launch) // 4
-            middle = float(np.mean(launch[quarter : len(launch) - quarter]))
+            middle = float(np.mean(launch[quarter:-quarter]))
             self._floors = Floors(statistics.median(empty), middle)
         return self._floors
 
@@ -236,7 +236,6 @@ class Harness:
         self._floors = None
 
     def close(self) -> None:
-        self._flushes.clear()
         self._arena.close()
 
 

@@ -123,10 +123,8 @@ def go_on(
     up to `most`, while the interval is too wide and the budget lasts."""
     if placements == 1:
         return not medians  # it stays where it is
-    if len(medians) >= 2:
-        with_another = spent * (1 + 1 / len(medians))
-        if with_another > 2 * budget:
-            return False
+    if len(medians) >= 2 and spent * (1 + 1 / len(medians)) > 2 * budget:
+        return False
     if len(medians) < placements:
         return True
     return len(medians) < most and spent < budget and not precise(medians, wanted_share)

@@ -72,7 +72,8 @@ class AdoptionFeature(Feature):
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         self._item, self._called = item, False
         session = self._session
-        if session.is_open and session.lost_in is None and uses_benchmark(item):
+        timed = uses_benchmark(item) and not uses(item, BENCHMARK_FIXTURE)
+        if timed and session.is_open and session.lost_in is None:
             benchmarks = getattr(item.config, "_benchmarksession", None)
             if benchmarks is not None and not benchmarks.disabled:
                 # The host times launches without what earlier passes added.

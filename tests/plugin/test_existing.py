@@ -642,3 +642,27 @@ def test_a_limit_on_one_launch_needs_a_measurement(
             f"*test_quiet: marker: {limit.partition('=')[0]} * limits one launch of a measurement, and the test*"
         ]
     )
+
+
+def test_cupti_stays_for_tests_that_the_host_does_not_time(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    """Else rows of `gpu_benchmark` and their floors would differ by what came before."""
+    pytester.makepyfile(
+        """
+        detached = []
+
+        def test_first(gpu_benchmark, gpu_kernels, gpu_device, device_buffer):
+            gpu_device.counters.detach = lambda: detached.append("out")
+            gpu_benchmark(gpu_kernels.copy, device_buffer(4096), device_buffer(4096))
+
+        def test_second(gpu_benchmark, gpu_kernels, device_buffer):
+            assert not detached
+            gpu_benchmark(gpu_kernels.copy, device_buffer(4096), device_buffer(4096))
+
+        def test_host(benchmark):
+            assert detached == ["out"]
+            benchmark(sum, [])
+        """
+    )
+    gpumem(*QUICK).assert_outcomes(passed=3)
