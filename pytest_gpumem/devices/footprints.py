@@ -315,7 +315,7 @@ class MemoryWatch:
         changes = self._log.changes[self._mark :]
         if self.gaps:
             changes = [change for change in changes if change.event.series[0] not in self.gaps]
-        if self._account.number != len(changes):
+        if self.gaps or self._account.number != len(changes):
             self._account = account(changes)
         figures = footprints.figures()
         reasons = {**self.gaps, **footprints.reasons}

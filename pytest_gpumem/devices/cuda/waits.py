@@ -44,7 +44,7 @@ class CudaWaits:
     def __init__(self) -> None:
         self._counts: Counter[tuple[Line, str]] = Counter()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
-        self._missed = ""  # why a call was
+        self._missed = ""
         self._end: Callable[[], None] | None = None
 
     def start(self) -> None:

@@ -297,3 +297,17 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read() -> 
     part.close()
     watch.close()
     assert footprints.watch().read().kept == 0
+
+
+def test_what_follows_a_gap_counts_where_as_many_changes_are_left(
+    library: Library, footprints: Footprints
+) -> None:
+    watch = footprints.watch()
+    library.take(1, MIB)
+    known = watch.read().peak
+    changes = len(footprints.log.changes)
+    library.lost("another tool records it")
+    for _ in range(changes):
+        footprints.took(MemoryKind.DEVICE, 8 * MIB)
+    assert known == MIB
+    assert watch.read().peak >= 8 * MIB * changes
