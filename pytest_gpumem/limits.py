@@ -236,6 +236,11 @@ COMPARED = (TIME, PEAK, *EXACT)
 """Limits on a change, which a duet judges."""
 
 
+def relative(limits: object) -> list[str]:
+    """Those of a row's `records.limits.Limits` on exact counts that are "base"."""
+    return [name for name in EXACT if getattr(limits, name) == BASE]
+
+
 def of_the_test(origin: str | None) -> bool:
     """Return True if a limit is of the test itself, or in a gate of that of BASE."""
     return origin is not None and origin.partition(" of ")[0] in ("marker", "call")

@@ -30,10 +30,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_gpumem.files import content, parsed, write_whole
-from pytest_gpumem.judging.finding import relative
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import exact_count
-from pytest_gpumem.limits import EXACT, LIMITS
+from pytest_gpumem.limits import EXACT, LIMITS, relative
 from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records import key_of, selects

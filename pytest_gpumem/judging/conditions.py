@@ -1,5 +1,4 @@
-"""Whether a measurement can be judged: conditions of the machine, doubts about the time, and an
-interval that is too wide. Pure."""
+"""Whether a measurement can be judged: its conditions, its time and its interval. Pure."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pytest_gpumem.limits import BASE, EXACT, LIMITS, OF_FOOTPRINT, count_of
+from pytest_gpumem.limits import BASE, LIMITS, OF_FOOTPRINT, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
@@ -70,11 +70,6 @@ class Check:
 def check_of(limits: Limits, name: str) -> Check | None:
     written = getattr(limits, name)
     return None if written is None else Check(name, written, limits.origin.get(name, "limit"))
-
-
-def relative(limits: Limits) -> list[str]:
-    """Return the limits on exact counts that are "base"."""
-    return [name for name in EXACT if getattr(limits, name) == BASE]
 
 
 def no_share_of_peak(measurement: Measurement, facts: DeviceFacts) -> str | None:

@@ -14,10 +14,10 @@ from pytest_gpumem.baselines.acceptances import NONE, Acceptances
 from pytest_gpumem.baselines.references import Baseline, PastRow, memory_of, times_of
 from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, lost
-from pytest_gpumem.judging.finding import failing_in_themselves, relative, with_verdict
+from pytest_gpumem.judging.finding import failing_in_themselves, with_verdict
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.slowdown import against_reference
-from pytest_gpumem.limits import EXACT, LIMITS, OF_MEASUREMENT, PEAK, TIME
+from pytest_gpumem.limits import EXACT, LIMITS, OF_MEASUREMENT, PEAK, TIME, relative
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
