@@ -173,11 +173,6 @@ def is_captured(stream: int) -> bool | None:
     return None if int(status) else int(captured) != 0  # CU_STREAM_CAPTURE_STATUS_NONE
 
 
-def is_allocated(address: int) -> bool:
-    error, seen = R.cudaPointerGetAttributes(address)
-    return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
-
-
 def has_context() -> bool:
     error, context = D.cuCtxGetCurrent()
     return int(error) == 0 and int(context) != 0

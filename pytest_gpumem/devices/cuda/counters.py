@@ -11,7 +11,7 @@ import ctypes
 import operator
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -251,7 +251,8 @@ class CudaCounters(Counters):
                     cupti.activity_flush_all(1)
         finally:
             for kind in enabled:
-                cupti.activity_disable(getattr(cupti.ActivityKind, kind))
+                with suppress(*self._errors):  # a lost context
+                    cupti.activity_disable(getattr(cupti.ActivityKind, kind))
             self._receive = None
         if self._failed is not None:
             raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
@@ -271,10 +272,8 @@ class CudaCounters(Counters):
 
     def _refuse_losses(self) -> None:
         dropped = np.zeros(1, np.uint64)
-        try:
+        with suppress(*self._errors):  # not every version answers without a context
             self._cupti.activity_get_num_dropped_records(0, 0, dropped.ctypes.data)
-        except self._errors:
-            return  # not every version answers without a context
         if dropped[0]:
             raise NotCounted(f"CUPTI dropped {int(dropped[0])} records")
 

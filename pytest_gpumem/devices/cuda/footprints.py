@@ -17,7 +17,7 @@ from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.allocations import has_pools
-from pytest_gpumem.devices.cuda.context import answer, context_number, is_allocated, is_captured
+from pytest_gpumem.devices.cuda.context import answer, context_number, is_captured
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.cuda.guests.memory import CupyMemory, JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
@@ -252,7 +252,10 @@ class DriverMemory(Source):
             R.cudaDeviceGraphMemTrim(self._index)
 
     def alive(self, allocated: AllocationEvent) -> bool:
-        return allocated.address in self._handles or is_allocated(allocated.address)
+        if allocated.address in self._handles:
+            return True
+        error, seen = R.cudaPointerGetAttributes(allocated.address)
+        return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
 
     def stop(self) -> None:
         if self._pools:

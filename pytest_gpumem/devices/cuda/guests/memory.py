@@ -8,7 +8,6 @@ Source: numba.cuda, Deallocation Behavior.
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from typing import Any
 
 import cupy
 
-from pytest_gpumem.devices.cuda.context import is_allocated
 from pytest_gpumem.devices.memory_events import (
     AllocationEvent,
     Figures,
@@ -27,10 +25,8 @@ from pytest_gpumem.devices.memory_events import (
     Series,
     Source,
 )
-from pytest_gpumem.records.footprint import DRIVER
 
 _CUPY: Series = ("CuPy", "device")
-_PINNED: Series = (DRIVER, "pinned")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
@@ -102,32 +98,10 @@ class CupyMemory(Source):
     def __init__(self, index: int) -> None:
         self._index = index
         self._hook = _Hook(index)
-        self._log = MemoryLog()
-        self._free_blocks: dict[int, int] = {}  # of its page-locked pool: bytes by address
 
     def start(self, log: MemoryLog) -> None:
-        self._log = log
         self._hook.emit = log.emit
         self._hook.enter()
-
-    def drain(self) -> None:
-        """Report blocks of the page-locked pool that came into use, or are free again. To empty it,
-        as lines of `allow_kept` need, takes milliseconds."""
-        pool, free = cupy.get_default_pinned_memory_pool(), {}
-        for part in gc.get_referents(*gc.get_referents(pool)):
-            if isinstance(part, list):  # blocks of a size
-                for block in part:
-                    free[block.ptr] = block.size
-        if len(free) != pool.n_free_blocks() or self._log.allows is not None:
-            pool.free_all_blocks()
-            free = {}
-        before, self._free_blocks = self._free_blocks, free
-        changed = dict.fromkeys(free.keys() - before.keys(), 0)
-        for address in before.keys() - free.keys():
-            if is_allocated(address):
-                changed[address] = before[address]
-        for address, nbytes in changed.items():
-            self._log.add(AllocationEvent(perf_counter(), _PINNED, "driver", address, nbytes))
 
     def figures(self) -> Mapping[str, Figures]:
         used = total = 0
@@ -143,6 +117,7 @@ class CupyMemory(Source):
         with suppress(Exception):  # the user's allocator may refuse 0 bytes
             # Gives back blocks whose copies are done.
             cupy.cuda.alloc_pinned_memory(0)
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     def stop(self) -> None:
         self._hook.emit = None
