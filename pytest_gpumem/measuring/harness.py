@@ -232,8 +232,8 @@ class Harness:
         return device.streams.elapsed(start, end) - queued
 
     def forget_floors(self) -> None:
-        """Measure the floors anew, as other work or counting may have changed them."""
-        self._floors = None
+        """Measure the floors anew, as other work, counting or its end may have changed them."""
+        self._floors, self._watched = None, False
 
     def close(self) -> None:
         self._arena.close()

@@ -78,6 +78,7 @@ class AdoptionFeature(Feature):
             if benchmarks is not None and not benchmarks.disabled:
                 # The host times launches without what earlier passes added.
                 session.device.counters.detach()
+                session.harness.forget_floors()
         try:
             yield
         finally:
