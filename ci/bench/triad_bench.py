@@ -81,7 +81,7 @@ class TriadBench:
                 packed.append(np.uint64(buffers[item].address))
             else:
                 packed.append(np.float32(values[item]))
-        entry = kernel.expression("float", shape)
+        entry = kernel.expression("f4", shape)
         module = cupy.RawModule(
             code=sources.read(kernel.source),
             options=tuple(sources.COMPILE_OPTIONS),

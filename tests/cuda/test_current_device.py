@@ -35,18 +35,17 @@ def test_2_is_on_its_own_gpu(own: int, device_buffer: Any) -> None:
     )
 
 
-def test_3_measures_its_own_gpu_and_says_so(
+def test_3_measures_its_own_gpu(
     own: int, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
 ) -> None:
     cupy.cuda.runtime.setDevice(1 - own)
     try:
         a, b = device_buffer("64 MiB", "f4"), device_buffer("64 MiB", "f4")
         assert cupy.cuda.runtime.pointerGetAttributes(a.address).device == own
-        taken = gpu_benchmark(gpu_kernels.copy, a, b).measurement
+        gpu_benchmark(gpu_kernels.copy, a, b)
         assert cupy.cuda.runtime.getDevice() == 1 - own
     finally:
         cupy.cuda.runtime.setDevice(own)
-    assert any(f"made GPU {1 - own} current" in note for note in taken.notes)
 
 
 @pytest.mark.filterwarnings(
