@@ -34,6 +34,12 @@ def _real_gpu(request: pytest.FixtureRequest) -> None:
         pytest.skip("needs a real GPU")
 
 
+@pytest.fixture(autouse=True)
+def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that a worker's test starts are no workers: pytest-benchmark would be off in them."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 @pytest.fixture(scope="session")
 def free_gpu(pytestconfig: pytest.Config) -> int:
     """For tests that start sessions on the GPU, which have it for themselves; the number of GPUs that CUDA may use. Skips without one, and
