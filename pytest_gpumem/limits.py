@@ -242,7 +242,7 @@ def relative(limits: object) -> list[str]:
 
 
 def of_the_test(origin: str | None) -> bool:
-    """Return True if a limit is of the test itself, or in a gate of that of BASE."""
+    """Return True if the test has the limit itself, or BASE's test in a gate."""
     return origin is not None and origin.partition(" of ")[0] in ("marker", "call")
 
 

@@ -52,7 +52,7 @@ def judged(
 def _of_measurement(
     row: Row, baseline: Baseline, facts: DeviceFacts, siblings: Mapping[str, Measurement]
 ) -> tuple[list[LimitResult], Comparison | None]:
-    """Return the findings and the change. `max_regression` fails grossly, is new, or waits."""
+    """Return the findings and the change. `max_regression` is new, fails grossly, or waits."""
     measurement, limits = row.measurement, row.limits
     assert measurement is not None
     runs = times_of(baseline.reference_runs(row))
@@ -89,7 +89,7 @@ def _of_measurement(
 
 
 def _judges_time(limits: Limits) -> bool:
-    """True unless all limits are on exact counts of a launch; without a limit the time counts."""
+    """True unless all limits are on the steps of a launch; without a limit the time counts."""
     given = [name for name in OF_MEASUREMENT if getattr(limits, name) is not None]
     return not given or any(name not in STEPS for name in given)
 

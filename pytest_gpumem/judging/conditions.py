@@ -12,8 +12,7 @@ from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import counted, format_share, format_time
 
 NOTHING_RAN = 1.5
-"""Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes
-2.6 times the floor on an H100."""
+"""Latency over `floor` up to which nothing ran between two events."""
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice
 
 

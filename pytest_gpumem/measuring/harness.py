@@ -72,7 +72,7 @@ def flush_of(arena: Arena, mode: str) -> Launch:
     """Return a launch that fills L2 with lines of a buffer.
 
     clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for their
-    write-back (26 % of a 32 MiB triad on an H100).
+    write-back.
     """
     device = arena.device
     swept = arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)

@@ -26,7 +26,7 @@ from pytest_gpumem.units import GiB, MiB, ShownError
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding
-SMALL_BYTES = 16 * GiB  # of placements beyond the wanted number, whose content takes milliseconds
+SMALL_BYTES = 16 * GiB  # of all placements, where they are more than wanted
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 _NO_MEMORY = "out.of.memory|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED|_ALLOC(ATION)?_FAILED"
 """In messages of PyTorch, CUDA's driver, runtime and libraries, RMM and XLA."""

@@ -293,12 +293,12 @@ class Arena:
             self._padding = [self.allocate(nbytes)]
 
     def keep(self, other: Arena) -> None:
-        """Close another arena with this, or when memory is short."""
+        """Close another arena with this one, or when memory is short."""
         if other not in self.kept:
             self.kept.append(other)
 
     def with_room(self, allocate: Callable[[], Result]) -> Result:
-        """Return what `allocate` gives, without what was kept where less is free."""
+        """Return what `allocate` gives; where memory is short, close what was kept first."""
         try:
             return allocate()
         except OutOfMemory:

@@ -261,7 +261,7 @@ class Endings:
         self._options: Any = gpu.config._parser.parse_known_args(entries.words_of(gpu.config))
 
     def _expectations(self) -> Iterator[Expectation]:
-        """Measurements, tests, limits: the first one that is lost speaks for its test."""
+        """A lost row or test speaks for the limits of its test."""
         gpu = self._session
         for key, row in gpu.baseline.expected(gpu.settings.mode).items():
             if gpu.baseline.merged.why_gone(key) is None:

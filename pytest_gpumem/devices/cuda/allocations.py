@@ -262,7 +262,7 @@ class CudaMemory:
             check(R.cudaFreeHost(allocation.host_address), doing)
 
     def _left(self, region: Allocation) -> None:
-        """Count a block less; keep an empty region that is neither large nor the smaller."""
+        """Count a block less; keep an empty region that is larger than the spare one, but small."""
         region.backing -= 1
         if region.backing:
             return

@@ -334,8 +334,9 @@ def _what_ran(steps: Sequence[_PlacedStep], launches: Launches, begin: int, end:
         if step.kind == "kernel":
             calls.setdefault(number, []).append(step.name)
     # The runtime and the driver number a call differently, but both in the order of the calls.
+    # [] is a launch without kernels, None one whose kernels are not known.
     launched = [launches[call] for call in sorted(launches) if launches[call] != []]
-    if not calls and not any(launched):  # graphs may have no kernel
+    if not calls and not any(launched):
         launched = []
     if len(calls) != len(launched):
         raise Undelivered(

@@ -45,7 +45,7 @@ _LAUNCHES = {
     "cuLaunchKernelEx": (1, 2),
     "cuLaunchCooperativeKernel": (0, 6),
 }
-"""Which of their parameters are the function and `kernelParams`."""
+"""Words of their parameters, of 8 bytes: the function and `kernelParams`."""
 _GRAPH_LAUNCH = "cuGraphLaunch"  # first parameter: executable graph
 _GRAPHS_MADE = (
     "cuGraphInstantiate",
@@ -163,8 +163,8 @@ class Modules:
         """The SHA-256 of the image of a kernel's module, or None and the reason.
 
         Images that may hold it: 1. those loaded into its module; 2. else those of unknown handle
-        that hold every name looked up there; 3. for a graph, whose handles may be the driver's,
-        else all. Known if exactly one digest remains.
+        that hold every name looked up there; 3. else, for a graph's kernel, all: its handle may be
+        the driver's. Known if exactly one digest remains.
         """
         holder = self._holder(kernel.function)
         images = self._loaded.get(holder)
@@ -204,7 +204,7 @@ class Modules:
         if calls:
             calls[-1].append(image)
             return
-        # Mostly by a first launch, and launches are not followed now.
+        # Mostly a first launch loads it, and launches are not followed now.
         waiting = [holder for holder in self._names if holder not in self._loaded]
         fitting = [holder for holder in waiting if self._fits(image, holder)]
         if len(fitting) == 1:

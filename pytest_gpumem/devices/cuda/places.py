@@ -101,7 +101,7 @@ def nearest_node(index: int) -> int | None:
 
 def memory_kind(address: int, index: int, beyond: tuple[int, int] | None) -> MemoryKind | None:
     """The kind of memory at an address, seen from device `index`, according to the driver.
-    `beyond`: start and end of the last allocation of ours before the address.
+    `beyond`: start and end of our last allocation that ends before the address.
     """
     seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
     kind, device = int(seen.type), int(seen.device)

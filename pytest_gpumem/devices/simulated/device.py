@@ -101,7 +101,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
 
 def _computation(launch: Launch) -> Callable[[], None]:
-    """What writes the real part of a kernel's results, by its reference."""
+    """What writes the part of a kernel's results that is backed, by its reference."""
     kernel = launch.kernel
     reference = kernel.reference
     if reference is None:
