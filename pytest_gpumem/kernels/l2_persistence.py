@@ -37,7 +37,7 @@ schedulers of an SM issue four a cycle."""
 
 
 def _reset_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    # The article launches 32 blocks, a quarter of an H100's SMs: `with_grid(32)`.
+    # The article launches 32 blocks: `with_grid(32)`.
     return grid(call, 2 * facts.sm_count, _THREADS)
 
 

@@ -187,7 +187,7 @@ def _triad(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"a": result}
 
 
-# BabelStream's scalar is 0.4; 3 is STREAM's, and an integer array can be scaled by it too.
+# STREAM's scalar, which suits integers too.
 _S = Parameter("s", Role.SCALAR, 3.0)
 
 KERNELS = (

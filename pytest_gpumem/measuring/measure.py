@@ -77,12 +77,12 @@ class _Measuring:
     def run(self) -> Measurement:
         harness, device, target, plan = self.harness, self.device, self.target, self.plan
 
-        # Check. Work that the test queued before, on whatever stream, must not race with it.
+        # Check. Work that the test queued before must not race with it.
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
             not_checked = self._check()
 
-        # Make the GPU ready. A read flush does not evict lines that were left persisting.
+        # Make the GPU ready. A flush that reads leaves lines that persist.
         if target.window is None and device.facts.persists:
             device.l2.reset_persisting()
         harness.wake()

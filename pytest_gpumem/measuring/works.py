@@ -106,6 +106,8 @@ class Works:
         Raises:
             BadCall: the arguments do not fit.
         """
+        if not isinstance(kernel, BoundKernel):
+            raise BadCall(f"{kernel!r} is no kernel of gpu_kernels")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
         return self._launching(kernel, buffers, values, kernel.name)
@@ -326,6 +328,8 @@ class Works:
 
 def in_turn(works: Sequence[Work]) -> Work:
     """Return works, each on the result of the one before; the last result is checked."""
+    if not _engines(works):
+        raise BadCall("in_turn() takes pieces of work")
     device, last = works[0].device, works[-1]
 
     def queue(stream: Stream) -> None:

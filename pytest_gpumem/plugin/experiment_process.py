@@ -187,7 +187,7 @@ class Experiment:
             self._say(ended=os.waitstatus_to_exitcode(status))
 
     def _end_with_the_controller(self) -> None:
-        # Blocks until the controller closes the socket, and with it the need for an answer.
+        # Blocks until the controller closes the socket.
         self._requests.read()
         os._exit(1)
 

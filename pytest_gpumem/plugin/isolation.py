@@ -90,7 +90,7 @@ class ExclusiveFeature(Feature):
         count = count or (2 if uses(item, PEER_FIXTURE) else 1)
         test = f"{item.nodeid} in {session.config.rootpath}"
         with ExitStack() as stack:
-            # All in one order: two tests that each have a GPU of the other's would wait for ever.
+            # In one order, or two tests wait for each other's GPU for ever.
             for uuid in sorted(gpus[:count]):
                 lock = exclusive(uuid, name, self._tell, test=test, limit=self._limit)
                 try:

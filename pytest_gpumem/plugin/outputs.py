@@ -207,7 +207,7 @@ def _baseline(gpu: GpuSession) -> str:
         if gpu.has_past:
             from pytest_gpumem.baselines.store import devices
 
-            # Baselines of other devices, and processes that do not count, are a reason.
+            # Such as: its runs are of other devices.
             why = str(gpu.baseline.note) if devices(gpu.place) else why
         if not gpu.settings.save:
             why += "; --gpumem-save --gpumem-processes 3 makes one"
