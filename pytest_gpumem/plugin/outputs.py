@@ -80,7 +80,7 @@ class OutputFeature(Feature):
             why_no_git = trouble(gpu.config.rootpath)
             if why_no_git is not None:
                 gpu.remark(f"warning: {why_no_git}")
-        tests_failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
+        is_red = failed or session.exitstatus == pytest.ExitCode.TESTS_FAILED
         report = _report_of(gpu)
         if gpu.rows or expectations.exist or gpu.settings.save or report is not None:
             from pytest_gpumem.plugin.results import finish
@@ -88,7 +88,7 @@ class OutputFeature(Feature):
             failed = finish(gpu, expectations, report, complete=complete) or failed
         if failed:
             _fail(session)
-        if gpu.broken and (gpu.settings.strict or gpu.in_gate) and complete and not tests_failed:
+        if gpu.broken and (gpu.settings.strict or gpu.in_gate) and complete and not is_red:
             session.exitstatus = Exit.NO_VERDICT
         benchmarks = getattr(session.config, "_benchmarksession", None)
         if benchmarks is not None:

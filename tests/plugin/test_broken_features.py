@@ -87,6 +87,21 @@ def test_a_strict_session_has_no_verdict(
     assert not [line for line in strict.outlines if line.startswith("red")]
 
 
+def test_a_row_that_fails_at_the_end_of_a_strict_session_is_red(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        TESTS.replace("device_buffer(4096))", "device_buffer(4096), max_regression='1%')")
+    )
+    pytester.runpytest_subprocess(*SIMULATED, "--gpumem-save")  # a single process passes nothing
+    module, feature, method, when = BROKEN[2]
+    pytester.makeconftest(BREAKS.format(module=module, feature=feature, method=method, when=when))
+    strict = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-strict")
+    strict.assert_outcomes(passed=2)
+    assert "1 row undecided: this fails" in strict.stdout.str()
+    assert strict.ret == Exit.FAILED
+
+
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "worker"])
 @pytest.mark.parametrize("broken", [BROKEN[0], BROKEN[1]], ids=["setup", "teardown"])
 def test_its_limits_are_undecided(
