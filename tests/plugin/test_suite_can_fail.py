@@ -1,7 +1,7 @@
 """What a roofline can show: the tests of the memory suite that run on the simulated device.
 
 Each row of `REMOVALS` takes a mechanism out of that device and names the tests that turn red. All
-other tests need a GPU; `tests/cuda/test_suite_can_fail_on_gpu.py` sees them red there.
+other tests need a GPU; `ci/bench/suite_can_fail.py` sees them red there.
 """
 
 from __future__ import annotations
