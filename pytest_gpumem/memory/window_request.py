@@ -142,7 +142,7 @@ def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
 
     It is the fewest steps that hold the window, with which a launch takes longer at some
     placements. One more costs nothing as the second or third step. As the fourth it pays if less
-    than half of the third is free. Later it costs up to 54 %
+    than half of the third is free. Later it costs time
     (`ci/records/nvidia-h200/l2_placements.json`). Never above L2/2 or the device's maximum.
     """
     step = facts.l2_step_bytes

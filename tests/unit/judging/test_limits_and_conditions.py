@@ -1,4 +1,4 @@
-"""The judge: absolute limits, conditions, and what strict does."""
+"""Absolute limits, conditions, and what strict does."""
 
 from __future__ import annotations
 
