@@ -86,7 +86,8 @@ def source_distribution(folder: Path) -> Path:
     archive = build("sdist", project, folder)
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-        tar.extractall(folder, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
+        tar.extractall(folder)
     tracked = {
         path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()
     }
