@@ -12,8 +12,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
-from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.current_device import on_its_device
+from pytest_gpumem.memory.buffers import Buffer, on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import ShownError, did_you_mean, format_bytes

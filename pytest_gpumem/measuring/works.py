@@ -23,8 +23,7 @@ from pytest_gpumem.devices.protocol import (
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values, check_stream
 from pytest_gpumem.measuring.target import Queue, Target, checking, nothing
-from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.current_device import on_its_device
+from pytest_gpumem.memory.buffers import Arena, on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import format_bytes, parse_bytes

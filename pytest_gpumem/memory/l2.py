@@ -14,8 +14,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
-from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.current_device import on_its_device
+from pytest_gpumem.memory.buffers import Buffer, on_its_device
 from pytest_gpumem.memory.window_request import (
     BadWindow,
     SetAside,

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, Buffer, Home
-from pytest_gpumem.memory.current_device import on_its_device
-from pytest_gpumem.memory.shapes import BadBuffer
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import short_bytes
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, Buffer, Home
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, Shape, parse_shape
 from pytest_gpumem.memory.managed import Place, managed
-from pytest_gpumem.memory.shapes import BadBuffer, Shape, parse_shape
 
 
 class Memory:

@@ -16,7 +16,7 @@ from pytest_gpumem.measuring.case import Case, CaseTarget
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS
 from pytest_gpumem.measuring.works import Works
-from pytest_gpumem.memory.shapes import BadBuffer
+from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 

@@ -11,8 +11,7 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, OutOfMemory
-from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, parse_shape
 from pytest_gpumem.units import MiB
 
 

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory
 from pytest_gpumem.devices.simulated.roofline import Pages
-from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.managed import ManagedBuffer, no_migration, notes
-from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import GiB, MiB
 

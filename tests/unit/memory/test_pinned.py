@@ -9,8 +9,7 @@ import pytest
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import OutOfMemory
-from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.shapes import touch
+from pytest_gpumem.memory.buffers import Arena, touch
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
