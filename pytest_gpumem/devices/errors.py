@@ -20,6 +20,13 @@ class ContextLost(DeviceError):
 class CannotCapture(DeviceError):
     """The work cannot be captured: it synchronises, allocates, or uses another stream."""
 
+    @classmethod
+    def by(cls, error: Exception) -> CannotCapture:
+        """What a captured function raised, in a line; of a `DeviceError` without the class."""
+        name = type(error).__name__
+        text = (str(error) or name).splitlines()[0]
+        return cls(text if isinstance(error, DeviceError) else f"{name}: {text}")
+
 
 class Unsupported(DeviceError):
     """This device cannot do it. A test that needs it skips with this reason."""

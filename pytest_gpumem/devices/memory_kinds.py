@@ -1,18 +1,13 @@
-"""What a device works on: memory and its kinds, access-policy windows, kernels with their
-arguments."""
+"""What a device works on: memory and its kinds, and access-policy windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpumem.units import format_bytes
-
-if TYPE_CHECKING:
-    from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 
 _PROC = Path("/proc/self")
 ALLOCATORS = (
@@ -125,6 +120,17 @@ class Allocation:
     backing: Any = None
     freed: bool = False
 
+    def part(self, offset: int, nbytes: int) -> Allocation:
+        """A part, which is not freed."""
+        address, host_address = self.address, self.host_address
+        return Allocation(
+            self.kind,
+            nbytes,
+            address and address + offset,
+            host_address and host_address + offset,
+            backing=self,
+        )
+
 
 class AccessProperty(str, Enum):
     """How L2 treats the lines of an access (CUDA C++ Programming Guide, L2 Access Properties)."""
@@ -151,28 +157,3 @@ class WindowSpec:
         """Everything but the address: "8 MiB at hit ratio 1, persisting, else streaming"."""
         size = f"{format_bytes(self.nbytes)} at hit ratio {self.hit_ratio:.3g}"
         return f"{size}, {self.hit.value}, else {self.miss.value}"
-
-
-@dataclass(eq=False)
-class Launch:
-    """A kernel with its arguments. It is rebuilt when a buffer moves."""
-
-    kernel: Kernel
-    call: Call
-    shape: LaunchShape
-    arrays: Mapping[str, Allocation]  # array arguments by parameter name
-    backing: Any = field(default=None, init=False, repr=False)
-    """What the device makes of it at the first launch."""
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A function of the user."""
-
-    function: Callable[[], object]  # launches on the current stream
-    reference: Callable[[], object] | None = None
-    """Does its work on host views of the buffers, for the simulated device."""
-    accesses: tuple[Access, ...] = ()
-    """Accesses of a run, for simulated times."""
-    allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
-    on_simulated: bool = False  # it calls only the device's own API, which the simulated device has

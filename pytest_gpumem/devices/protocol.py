@@ -1,4 +1,5 @@
-"""The interface of the CUDA and the simulated device.
+"""The interface of the CUDA and the simulated device, the launches that pass through it, and the
+checks that both make.
 
 Addresses are integers, sizes bytes, times seconds. A method with a body is that of a device
 without the feature.
@@ -6,9 +7,12 @@ without the feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from pytest_gpumem.devices.errors import (
     CannotCapture,
@@ -26,14 +30,14 @@ from pytest_gpumem.devices.memory_kinds import (
     AccessProperty,
     Advice,
     Allocation,
-    Foreign,
-    Launch,
     MemoryKind,
     WindowSpec,
 )
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Role
 from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.records.what_ran import WhatRan
+from pytest_gpumem.units import GiB
 
 __all__ = [
     "ALLOCATORS",
@@ -44,9 +48,7 @@ __all__ = [
     "ContextLost",
     "DeviceError",
     "Footprints",
-    "Foreign",
     "HoldExpired",
-    "Launch",
     "NotCounted",
     "OutOfMemory",
     "Undelivered",
@@ -55,6 +57,75 @@ __all__ = [
 ]
 
 OWN_CONTEXT = "a context of the test's own"  # made with cuCtxCreate
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel with its arguments. It is rebuilt when a buffer moves."""
+
+    kernel: Kernel
+    call: Call
+    shape: LaunchShape
+    arrays: Mapping[str, Allocation]  # array arguments by parameter name
+    backing: Any = field(default=None, init=False, repr=False)
+    """What the device makes of it at the first launch."""
+
+    @property
+    def element_type(self) -> str:
+        """The element type of the first array parameter, which instantiates the template."""
+        first = next(p for p in self.kernel.parameters if p.role is not Role.SCALAR)
+        return self.call.arrays[first.name].dtype
+
+    def check_live(self) -> None:
+        for name, allocation in self.arrays.items():
+            if allocation.freed:
+                raise DeviceError(f"{self.kernel.name}: the memory of {name} was freed")
+
+    def copied(self) -> tuple[Allocation, Allocation, int]:
+        """Where a copy of the catalogue (a kernel without a `.cu` file) writes and reads, and its
+        bytes."""
+        by_role = {p.role: p.name for p in self.kernel.parameters}
+        destination, source = by_role[Role.WRITE], by_role[Role.READ]
+        nbytes = min(self.call.arrays[destination].nbytes, self.call.arrays[source].nbytes)
+        return self.arrays[destination], self.arrays[source], nbytes
+
+    def packed_arguments(self) -> tuple[Any, ...]:
+        """The C arguments in order: addresses as uint64, sizes as int64, scalars in the element
+        type, as NumPy scalars of their size and bits."""
+        kernel, call = self.kernel, self.call
+        element = np.dtype(self.element_type).type
+        scalars = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
+        scalars.update(call.scalars)
+        packed: list[Any] = []
+        for item in kernel.arguments_of(call):
+            if isinstance(item, (int, np.integer)):
+                packed.append(np.int64(item))
+            elif item in self.arrays:
+                allocation = self.arrays[item]
+                if not allocation.address:
+                    kind = allocation.kind.value
+                    raise DeviceError(
+                        f"{kernel.name}: {item} is {kind} memory, which kernels cannot see"
+                    )
+                packed.append(np.uint64(allocation.address))
+            elif scalars.get(item) is not None:
+                packed.append(element(scalars[item]))
+            else:
+                raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
+        return tuple(packed)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A function of the user."""
+
+    function: Callable[[], object]  # launches on the current stream
+    reference: Callable[[], object] | None = None
+    """Does its work on host views of the buffers, for the simulated device."""
+    accesses: tuple[Access, ...] = ()
+    """Accesses of a run, for simulated times."""
+    allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
+    on_simulated: bool = False  # it calls only the device's own API, which the simulated device has
 
 
 class Stream(Protocol):
@@ -340,3 +411,28 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Free all but the allocations of callers."""
+
+
+def check_free(nbytes: int, kind: MemoryKind, free: int) -> None:
+    if nbytes > free:
+        asked = f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for"
+        raise OutOfMemory(f"{asked}, {free / GiB:.3g} GiB are free")
+
+
+def check_oversubscription(nbytes: int, host_bytes: int) -> None:
+    """Check that half of the host's memory can take evicted pages."""
+    most = host_bytes // 2
+    if not 0 < nbytes <= most:
+        raise OutOfMemory(
+            f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} "
+            "GiB for evicted pages"
+        )
+
+
+def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None:
+    if destination.freed or source.freed:
+        raise DeviceError(f"a copy of {nbytes} bytes: the memory was freed")
+    if not 0 < nbytes <= min(destination.nbytes, source.nbytes):
+        raise DeviceError(
+            f"a copy of {nbytes} bytes from {source.nbytes} to {destination.nbytes} bytes of memory"
+        )

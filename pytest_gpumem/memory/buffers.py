@@ -1,5 +1,5 @@
-"""Buffers: handles to memory that the harness may move, and the arena that makes them of a shape and
-an element type, and frees them all."""
+"""Buffers: handles to memory that the harness may move, and the arena that makes them from a shape
+and an element type, and frees them all."""
 
 from __future__ import annotations
 

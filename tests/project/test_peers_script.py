@@ -77,7 +77,6 @@ def test_what_the_peers_launch_is_what_this_project_launches(
     bench: TriadBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cupy = pytest.importorskip("cupy")
-    from pytest_gpumem.devices.checks import packed_arguments
     from pytest_gpumem.kernels import sources
 
     compiled: list[dict[str, Any]] = []
@@ -110,7 +109,7 @@ def test_what_the_peers_launch_is_what_this_project_launches(
             "name_expressions": [entry],
         }
     ]
-    expected = packed_arguments(ours)
+    expected = ours.packed_arguments()
     for name, grid, block, arguments, shared, _stream in launched:
         assert (name, grid, block, shared) == (
             entry,

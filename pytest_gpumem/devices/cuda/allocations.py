@@ -16,7 +16,6 @@ import numpy as np
 from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
-from pytest_gpumem.devices.checks import check_free, check_oversubscription, part_of
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
 from pytest_gpumem.devices.cuda.guests import arrays
@@ -31,6 +30,8 @@ from pytest_gpumem.devices.protocol import (
     OutOfMemory,
     Stream,
     Unsupported,
+    check_free,
+    check_oversubscription,
 )
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -196,7 +197,7 @@ class CudaMemory:
         check_oversubscription(nbytes, places.host_bytes()[1])
         return self._make(nbytes, MemoryKind.MANAGED, 0)
 
-    part = staticmethod(part_of)
+    part = staticmethod(Allocation.part)
 
     def allocator(self, name: str) -> AbstractContextManager[AllocFree]:
         if name == "cudaMalloc":

@@ -10,14 +10,20 @@ import numpy as np
 from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices import values
-from pytest_gpumem.devices.checks import check_copy
 from pytest_gpumem.devices.cuda import hints, places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import CONTENT_SOURCE, Compiler, KernelCall, fill, mismatch
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, CudaStream, check
 from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.memory_kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Stream, Unsupported
+from pytest_gpumem.devices.protocol import (
+    Advice,
+    Allocation,
+    DeviceError,
+    Stream,
+    Unsupported,
+    check_copy,
+)
 from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.kernels.latency import NODE_BYTES, random_cycle
 from pytest_gpumem.records.device import DeviceFacts

@@ -10,7 +10,6 @@ from typing import cast
 
 from cuda.bindings import runtime as R
 
-from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import CudaContent, copy
@@ -40,9 +39,9 @@ class CudaKernels:
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         if launch.kernel.source is None:
-            copy(*copied_by(launch), stream)
+            copy(*launch.copied(), stream)
             return
-        check_live(launch)
+        launch.check_live()
         call = self._prepared(launch)
         if window is None:
             call.queue(stream)
@@ -73,9 +72,9 @@ class CudaKernels:
 
     def _prepared(self, launch: Launch) -> KernelCall:
         if launch.backing is None:
-            function = self._compiler.function(launch.kernel, element_type(launch), launch.shape)
+            function = self._compiler.function(launch.kernel, launch.element_type, launch.shape)
             doing = f"launching kernel {launch.kernel.name!r}"
-            launch.backing = KernelCall(function, launch.shape, packed_arguments(launch), doing)
+            launch.backing = KernelCall(function, launch.shape, launch.packed_arguments(), doing)
         call: KernelCall = launch.backing
         return call
 

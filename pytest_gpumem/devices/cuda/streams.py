@@ -17,7 +17,6 @@ from weakref import WeakSet
 import numpy as np
 from cuda.bindings import runtime as R
 
-from pytest_gpumem.devices.checks import why_not_captured
 from pytest_gpumem.devices.cuda import hints, places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import HOLD, HOLD_SOURCE, Compiler, KernelCall
@@ -269,7 +268,7 @@ class CudaStreams:
         except CannotCapture:
             raise
         except Exception as error:
-            raise CannotCapture(why_not_captured(error)) from error
+            raise CannotCapture.by(error) from error
         finally:
             if self._capturing is not None:
                 self._capturing = None

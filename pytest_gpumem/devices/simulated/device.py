@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices import protocol
-from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import Foreign, Launch, Span, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated import streams
@@ -44,9 +43,9 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         if launch.kernel.source is None:
-            self._content.copy(*copied_by(launch), stream)
+            self._content.copy(*launch.copied(), stream)
             return
-        check_live(launch)
+        launch.check_live()
         if launch.backing is None:
             launch.backing = self._ready(launch)
         self._queue(launch.backing, stream, window, LAUNCH)
@@ -66,7 +65,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
     def _ready(self, launch: Launch) -> _Ready:
         kernel, call, shape = launch.kernel, launch.call, launch.shape
         arguments = []
-        for item, packed in zip(kernel.arguments_of(call), packed_arguments(launch), strict=True):
+        for item, packed in zip(kernel.arguments_of(call), launch.packed_arguments(), strict=True):
             if item in launch.arrays:
                 arguments.append(f"{memory_name(launch.arrays[str(item)])} -")
             else:
@@ -79,7 +78,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             busy = min(shape.blocks, self._roofline.facts.sm_count)
             cycles = kernel.on_chip_cycles(call) / busy
         traffic = self._roofline.traffic(touched, chain, cycles)
-        source, element = _source(kernel.source or ""), element_type(launch)
+        source, element = _source(kernel.source or ""), launch.element_type
         code = f"{source} {kernel.entry} {element} {shape.vectors}"
         step = replace(_kernel_step(kernel.name, shape, code), arguments=tuple(arguments))
         return _computation(launch), traffic, step

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_gpumem.devices import checks, protocol, values
+from pytest_gpumem.devices import protocol, values
 from pytest_gpumem.devices.memory_kinds import MemoryKind, is_mapped
 from pytest_gpumem.devices.protocol import Advice, Allocation, Unsupported
 from pytest_gpumem.devices.simulated import streams
@@ -80,7 +80,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     ) -> Allocation:
         if kind.on_peer:
             raise Unsupported(NO_PEER)
-        checks.check_free(nbytes, kind, self.free_bytes(kind))
+        protocol.check_free(nbytes, kind, self.free_bytes(kind))
         return self._allocate(nbytes, kind, mapped)
 
     def _allocate(self, nbytes: int, kind: MemoryKind, mapped: bool = False) -> Allocation:
@@ -103,11 +103,11 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return allocation
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
+        protocol.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
         return self._allocate(nbytes, MemoryKind.MANAGED)
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        part = checks.part_of(allocation, offset, nbytes)
+        part = allocation.part(offset, nbytes)
         part.backing = _backed(allocation)[offset : offset + nbytes]
         return part
 
@@ -115,7 +115,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         kind, address = MemoryKind.PAGEABLE, 0
         if register:
             kind, address = MemoryKind.REGISTERED, self._address("device", array.nbytes)
-        checks.check_free(array.nbytes, kind, self.free_bytes(kind))
+        protocol.check_free(array.nbytes, kind, self.free_bytes(kind))
         content = array.reshape(-1).view(np.uint8)[: len(_backing(array.nbytes))]
         return self._made(Allocation(kind, array.nbytes, address, array.ctypes.data, content))
 
@@ -143,7 +143,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         return self._roofline.sheet.host_memory_bytes, locked
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        checks.check_free(sum(sizes), MemoryKind.DEVICE, self.free_bytes(MemoryKind.DEVICE))
+        protocol.check_free(sum(sizes), MemoryKind.DEVICE, self.free_bytes(MemoryKind.DEVICE))
         made: dict[int, Allocation] = {}
         for index in np.random.default_rng(seed).permutation(len(sizes)):
             made[index] = self.allocate(sizes[index], MemoryKind.DEVICE)
@@ -216,7 +216,7 @@ class SimulatedContent(Facet, protocol.Content):
         self._timeline.queue(stream, work, streams.LAUNCH)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Any) -> None:
-        checks.check_copy(destination, source, nbytes)
+        protocol.check_copy(destination, source, nbytes)
         target, origin = _backed(destination)[:nbytes], _backed(source)[:nbytes]
         real = min(len(target), len(origin))
         waits = destination.kind.pageable or source.kind.pageable

@@ -15,7 +15,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_gpumem.devices import protocol
-from pytest_gpumem.devices.checks import why_not_captured
 from pytest_gpumem.devices.protocol import (
     Allocation,
     CannotCapture,
@@ -263,7 +262,7 @@ class SimulatedStreams(Facet, protocol.Streams):
             body()
         except Exception as error:
             # A function may dress the refusal up in another error.
-            timeline.cannot = timeline.cannot or CannotCapture(why_not_captured(error))
+            timeline.cannot = timeline.cannot or CannotCapture.by(error)
         finally:
             timeline.capturing = None
         if timeline.cannot is not None:

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("cuda.bindings.driver")
 
 
-from pytest_gpumem.devices.checks import packed_arguments
 from pytest_gpumem.devices.cuda.compiler import first_error
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
@@ -51,7 +50,7 @@ def widths(arguments: tuple[Any, ...]) -> list[tuple[type, Any]]:
 
 def test_by_default_arrays_then_the_size_then_scalars() -> None:
     for dtype, scalar in [("f4", np.float32), ("f8", np.float64), ("i4", np.int32)]:
-        assert widths(packed_arguments(launch(kernel(), dtype, scale=3))) == [
+        assert widths(launch(kernel(), dtype, scale=3).packed_arguments()) == [
             (np.uint64, 0x7F12_3456_7800),
             (np.uint64, 0x7F22_0000_0000),
             (np.int64, SIZE),
@@ -61,10 +60,10 @@ def test_by_default_arrays_then_the_size_then_scalars() -> None:
 
 def test_an_argument_that_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError, match="'scaled': no value for 'b'"):
-        packed_arguments(launch(kernel(launch_arguments=lambda call: ("b",))))
+        launch(kernel(launch_arguments=lambda call: ("b",))).packed_arguments()
     wanting = kernel(parameters=(Parameter("a", Role.READ), Parameter("scale", Role.SCALAR)))
     with pytest.raises(DeviceError, match="no value for 'scale'"):
-        packed_arguments(launch(wanting))
+        launch(wanting).packed_arguments()
 
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:
