@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from peers_summary import summary, table
 from record_file import chosen_device, device_of, installed, record_parser, utc_now, write_record
 
-from pytest_gpumem.kernels.sources import fingerprint
+from pytest_gpumem.kernels.kernel import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
 
 PEERS = ("gpumem", "nvbench", "triton", "cupy")

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.kernels import sources
+from pytest_gpumem.kernels.kernel import COMPILE_OPTIONS, read_source
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.case import target_of
 from pytest_gpumem.measuring.harness import Harness
@@ -83,8 +83,8 @@ class TriadBench:
                 packed.append(np.float32(values[item]))
         entry = kernel.expression("f4", shape)
         module = cupy.RawModule(
-            code=sources.read(kernel.source),
-            options=tuple(sources.COMPILE_OPTIONS),
+            code=read_source(kernel.source),
+            options=tuple(COMPILE_OPTIONS),
             name_expressions=[entry],
         )
         function = module.get_function(entry).kernel

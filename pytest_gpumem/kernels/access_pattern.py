@@ -8,16 +8,33 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    SECTORS_COALESCED,
+    SECTORS_SCATTERED,
+    Access,
+    Arrays,
+    Call,
+    Check,
+    Kernel,
+    Parameter,
+    Role,
+    Scalars,
+    ceil_div,
+    copied,
+    enough_threads,
+    same_size,
+    thread_per_element,
+    touch,
+    touch_all,
+)
 
 _WORDS_PER_SECTOR = 8
 
 
 def _copied(call: Call, words: int, sectors: float) -> tuple[Access, ...]:
     return (
-        calls.touch("idata", "read", call, elements=words, sectors=sectors),
-        calls.touch("odata", "write", call, elements=words, sectors=sectors),
+        touch("idata", "read", call, elements=words, sectors=sectors),
+        touch("odata", "write", call, elements=words, sectors=sectors),
     )
 
 
@@ -26,13 +43,13 @@ def _after_offset(call: Call) -> int:
 
 
 def _offset_accesses(call: Call) -> tuple[Access, ...]:
-    sectors = calls.SECTORS_COALESCED
+    sectors = SECTORS_COALESCED
     if int(call.scalars["offset"]) % _WORDS_PER_SECTOR != 0:
         sectors += 1
     return _copied(call, _after_offset(call), sectors)
 
 
-def _offset(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+def _offset(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     offset = int(scalars["offset"])
     result = arrays["idata"].copy()
     result[:offset] = arrays["odata"][:offset]
@@ -47,32 +64,32 @@ def _offset_within(call: Call) -> str | None:
 
 
 def _at_stride(call: Call) -> int:
-    return calls.ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
+    return ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
 
 
 def _stride_accesses(call: Call) -> tuple[Access, ...]:
-    sectors = min(calls.SECTORS_SCATTERED, calls.SECTORS_COALESCED * int(call.scalars["stride"]))
+    sectors = min(SECTORS_SCATTERED, SECTORS_COALESCED * int(call.scalars["stride"]))
     return _copied(call, _at_stride(call), sectors)
 
 
-def _stride(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+def _stride(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     stride = int(scalars["stride"])
     result = arrays["odata"].copy()
     result[::stride] = arrays["idata"][::stride]
     return {"odata": result}
 
 
-_SAME: calls.Check = calls.same_size("odata", "idata")
+_SAME: Check = same_size("odata", "idata")
 
 # The lanes of a warp copy its words in another order. The other kernels are changes of this one.
 _PERMUTED = Kernel(
     name="permuted_copy",
     parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
-    shape=calls.thread_per_element("odata"),
-    accesses=calls.touch_all(reads=("idata",), writes=("odata",)),
+    shape=thread_per_element("odata"),
+    accesses=touch_all(reads=("idata",), writes=("odata",)),
     source="access_pattern.cu",
     entry="permuted_copy<{dtype}>",
-    reference=calls.copied("odata", "idata"),
+    reference=copied("odata", "idata"),
     dtypes=("f4", "i4"),  # the sectors hold for 4-byte words
     section="CUDA C++ Best Practices Guide 9.2.1.1 A Simple Access Pattern",
     checks=(_SAME,),
@@ -88,7 +105,7 @@ KERNELS = (
             Parameter("idata", Role.READ),
             Parameter("offset", Role.SCALAR, 0, least=0),
         ),
-        shape=calls.enough_threads(_after_offset),
+        shape=enough_threads(_after_offset),
         accesses=_offset_accesses,
         entry="offset_copy<{dtype}>",
         reference=_offset,
@@ -104,7 +121,7 @@ KERNELS = (
             Parameter("idata", Role.READ),
             Parameter("stride", Role.SCALAR, 1, least=1),
         ),
-        shape=calls.enough_threads(_at_stride),
+        shape=enough_threads(_at_stride),
         accesses=_stride_accesses,
         entry="stride_copy<{dtype}>",
         reference=_stride,

@@ -1,4 +1,5 @@
-"""A kernel as data: source, entry, launch shape, what it touches, and a reference for its result.
+"""A kernel as data: source, entry, launch shape, what it touches, and a reference for its result;
+and the functions that these fields are made of.
 
 A device compiles the source or, where it is simulated, derives the time from the accesses and the
 result from the reference.
@@ -6,21 +7,34 @@ result from the reference.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from inspect import Parameter as Place
 from inspect import Signature
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pytest_gpumem.kernels.sources import CPP_TYPES
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import MovedBytes
 
+COMPILE_OPTIONS = ("--std=c++17",)
+"""Options of NVRTC and nvcc alike, besides the architecture. The sources include no header and need
+no other option."""
+CPP_TYPES = {"f4": "float", "f8": "double", "i4": "int"}  # of the templates' elements
+_PACKAGE = Path(__file__).parent
+WARP = 32  # threads
+SECTORS_COALESCED = 4.0
+"""32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words."""
+SECTORS_SCATTERED = 32.0  # sectors of a request in which no two threads share one
 RESERVED_SHARED_BYTES = 1024
 """Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute
 capabilities 8.x and 9.0)."""
+
+Direction: TypeAlias = Literal["read", "write"]
 
 
 class Role(str, Enum):
@@ -70,7 +84,7 @@ class Access:
     """How a launch touches an argument: enough for traffic, sectors and a model of the time."""
 
     argument: str
-    direction: Literal["read", "write"]
+    direction: Direction
     footprint: int  # distinct bytes touched
     requested: int  # bytes that the threads request, repeats counted
     sectors_per_request: float = 4.0  # 32-byte sectors of a warp's request of 4-byte words: 4 to 32
@@ -89,7 +103,12 @@ class Call:
     blocks: int | None = None  # grid chosen by the caller; None: the kernel's default
 
 
-Reference: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]]
+ShapeOf: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
+Accesses: TypeAlias = Callable[[Call], tuple[Access, ...]]
+Check: TypeAlias = Callable[[Call], str | None]  # None, or one sentence that names the values
+Arrays: TypeAlias = Mapping[str, Any]  # arrays of a module, by parameter name
+Scalars: TypeAlias = Mapping[str, int | float]  # by parameter name
+Reference: TypeAlias = Callable[[Arrays, Scalars], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -196,3 +215,187 @@ class Kernel:
             if on_host or not link or self.source is None:
                 totals[access.direction] += access.footprint
         return MovedBytes(reads=totals["read"], writes=totals["write"], link=link)
+
+
+# What the fields of a kernel are made of
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+def grid(call: Call, default: int, threads: int) -> LaunchShape:
+    """Return the grid that the caller chose, or `default` blocks and at least one."""
+    if call.blocks is not None:
+        return LaunchShape(call.blocks, threads)
+    return LaunchShape(max(default, 1), threads)
+
+
+def enough_threads(count: Callable[[Call], int], threads: int = 256) -> ShapeOf:
+    """At least `count` threads, in blocks of `threads`."""
+
+    def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+        return grid(call, ceil_div(count(call), threads), threads)
+
+    return shape
+
+
+def thread_per_element(name: str, threads: int = 256) -> ShapeOf:
+    """One thread to each element of the array `name`: the textbook launch."""
+
+    def size(call: Call) -> int:
+        return call.arrays[name].size
+
+    return enough_threads(size, threads)
+
+
+def touch(
+    name: str,
+    direction: Direction,
+    call: Call,
+    *,
+    elements: int | None = None,
+    requests: int | None = None,
+    sectors: float = SECTORS_COALESCED,
+    **traits: bool,
+) -> Access:
+    """Return the access to an array. `elements`: how many distinct ones are touched (default: all).
+    `requests`: how often threads ask for one (default: once each). `sectors`: as
+    `Access.sectors_per_request`. `traits`: flags of `Access`."""
+    array = call.arrays[name]
+    if elements is None:
+        elements = array.size
+    if requests is None:
+        requests = elements
+    return Access(
+        argument=name,
+        direction=direction,
+        footprint=elements * array.itemsize,
+        requested=requests * array.itemsize,
+        sectors_per_request=sectors,
+        **traits,
+    )
+
+
+def touch_all(reads: Sequence[str], writes: Sequence[str]) -> Accesses:
+    """The accesses of a kernel that touches each element of these arrays once."""
+
+    def accesses(call: Call) -> tuple[Access, ...]:
+        touched = [touch(name, "read", call) for name in reads]
+        touched += [touch(name, "write", call) for name in writes]
+        return tuple(touched)
+
+    return accesses
+
+
+def same_size(*names: str) -> Check:
+    def check(call: Call) -> str | None:
+        sizes = [call.arrays[name].size for name in names]
+        if len(set(sizes)) == 1:
+            return None
+        listed = ", ".join(f"{name} has {size}" for name, size in zip(names, sizes, strict=True))
+        return f"the arrays must have the same number of elements: {listed}"
+
+    return check
+
+
+def in_element_type(name: str) -> Check:
+    """The scalar `name` is finite and, for integer arrays, an integer that the element type can
+    hold."""
+
+    def check(call: Call) -> str | None:
+        value = call.scalars[name]
+        array = next(iter(call.arrays.values()))
+        if not math.isfinite(value):
+            return f"{name} is {value}; a finite number is needed"
+        if array.dtype.startswith("i"):
+            limit = 2 ** (8 * array.itemsize - 1)
+            if value != int(value) or not -limit <= value < limit:
+                return f"{name} is {value}, which arrays of {array.dtype} cannot hold"
+        return None
+
+    return check
+
+
+def module_of(array: Any) -> Any:
+    """The module of an array, `numpy` or `cupy`."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def element(value: int | float, array: Any) -> Any:
+    """A scalar in an array's element type, as the kernel gets it."""
+    return array.dtype.type(value)
+
+
+def scaled(array: Any, value: int | float) -> Any:
+    # In CuPy `array * scalar` imports SciPy, which takes a quarter of a second.
+    return module_of(array).multiply(array, element(value, array))
+
+
+def filled_like(array: Any, value: int | float) -> Any:
+    return module_of(array).full(array.shape, element(value, array), dtype=array.dtype)
+
+
+def copied(destination: str, source: str) -> Reference:
+    """The expected result of a copy."""
+
+    def reference(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+        return {destination: arrays[source].copy()}
+
+    return reference
+
+
+def filled(name: str) -> Reference:
+    """The expected result of filling an array with the scalar `value`."""
+
+    def reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+        return {name: filled_like(arrays[name], scalars["value"])}
+
+    return reference
+
+
+def requested_bytes(accesses: Sequence[Access]) -> int:
+    return sum(access.requested for access in accesses)
+
+
+def sectors_per_request(accesses: Sequence[Access]) -> float:
+    """Return the mean sectors of the requests of a launch: 4 if all are coalesced, up to 32."""
+    requested = requested_bytes(accesses)
+    if not requested:
+        raise ValueError("no access asks for a byte: no request has sectors")
+    return sum(access.requested * access.sectors_per_request for access in accesses) / requested
+
+
+# Sources
+
+
+def source_folder() -> Path:
+    """Return the folder of the `.cu` files: of the wheel, else of the checkout.
+
+    Raises `FileNotFoundError`: the installation is incomplete.
+    """
+    shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"
+    for candidate in (shipped, checkout):
+        if any(candidate.glob("*.cu")):
+            return candidate
+    raise FileNotFoundError(
+        f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall "
+        "pytest-gpumem"
+    )
+
+
+def read_source(name: str) -> str:
+    """Return the text of a source file, such as "stream.cu"."""
+    path = source_folder() / name
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        present = ", ".join(sorted(p.name for p in path.parent.glob("*.cu")))
+        raise FileNotFoundError(
+            f"no kernel source {name!r} in {path.parent}; there are {present}"
+        ) from None
+
+
+def fingerprint(name: str) -> str:
+    """Return the SHA-256 of a source's text, in hexadecimal."""
+    return hashlib.sha256(read_source(name).encode("utf-8")).hexdigest()

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, grid, touch
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    WARP,
+    Access,
+    Arrays,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
+    Scalars,
+    ceil_div,
+    grid,
+    touch,
+)
 from pytest_gpumem.kernels.stream import itself, tile_sums, whole_tiles
 from pytest_gpumem.records.device import DeviceFacts
 

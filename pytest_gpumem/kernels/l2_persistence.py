@@ -7,9 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.calls import (
+from pytest_gpumem.kernels.kernel import (
+    RESERVED_SHARED_BYTES,
     WARP,
+    Access,
     Arrays,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
     Scalars,
     ceil_div,
     element,
@@ -18,15 +25,6 @@ from pytest_gpumem.kernels.calls import (
     scaled,
     thread_per_element,
     touch,
-)
-from pytest_gpumem.kernels.kernel import (
-    RESERVED_SHARED_BYTES,
-    Access,
-    Call,
-    Kernel,
-    LaunchShape,
-    Parameter,
-    Role,
 )
 from pytest_gpumem.records.device import DeviceFacts
 

@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.kernels.calls import (
+from pytest_gpumem.kernels.kernel import (
     SECTORS_SCATTERED,
+    Access,
     Accesses,
     Arrays,
+    Call,
     Direction,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
     Scalars,
     filled_like,
     touch,
 )
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 NODE_BYTES = 64

@@ -10,15 +10,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.kernel import (
     Access,
+    Arrays,
     Call,
+    Check,
     Kernel,
     LaunchShape,
     Parameter,
     Reference,
     Role,
+    Scalars,
+    ceil_div,
+    copied,
+    filled,
+    grid,
+    in_element_type,
+    module_of,
+    same_size,
+    scaled,
+    touch,
+    touch_all,
 )
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -65,15 +77,15 @@ def _map(
     """Return a kernel that computes each element of `written` from that of each source."""
     parameters = [Parameter(written, Role.WRITE)]
     parameters += [Parameter(source, Role.READ) for source in sources]
-    checks = [calls.same_size(written, *sources)]
+    checks = [same_size(written, *sources)]
     if scalar is not None:
         parameters.append(scalar)
-        checks.append(calls.in_element_type(scalar.name))
+        checks.append(in_element_type(scalar.name))
 
     def shape(facts: DeviceFacts, call: Call) -> LaunchShape:
         threads, vectors = map_shape(facts, len(sources))
-        tiles = calls.ceil_div(call.arrays[written].nbytes, threads * vectors * VECTOR_BYTES)
-        return replace(calls.grid(call, tiles, threads), vectors=vectors)
+        tiles = ceil_div(call.arrays[written].nbytes, threads * vectors * VECTOR_BYTES)
+        return replace(grid(call, tiles, threads), vectors=vectors)
 
     def launch_arguments(call: Call) -> tuple[str | int, ...]:
         return (*(parameter.name for parameter in parameters), call.arrays[written].size)
@@ -82,7 +94,7 @@ def _map(
         name=name,
         parameters=tuple(parameters),
         shape=shape,
-        accesses=calls.touch_all(reads=sources, writes=(written,)),
+        accesses=touch_all(reads=sources, writes=(written,)),
         source="stream.cu",
         entry=f"{name}<{{dtype}}, {{vectors}}>",
         reference=reference,
@@ -97,16 +109,16 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
     vectors, tile = REDUCE_VECTORS[name], tile_bytes(name)
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-        return calls.grid(call, call.arrays[sources[0]].nbytes // tile, REDUCE_THREADS)
+        return grid(call, call.arrays[sources[0]].nbytes // tile, REDUCE_THREADS)
 
     def accesses(call: Call) -> tuple[Access, ...]:
         tiles = call.arrays[sources[0]].nbytes // tile
         return (
-            *(calls.touch(source, "read", call) for source in sources),
-            calls.touch("sums", "write", call, elements=tiles),
+            *(touch(source, "read", call) for source in sources),
+            touch("sums", "write", call, elements=tiles),
         )
 
-    def reference(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
+    def reference(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
         return {"sums": tile_sums([arrays[source] for source in sources], terms, tile)}
 
     return Kernel(
@@ -121,13 +133,13 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         entry=f"{name}<{{dtype}}, {REDUCE_THREADS}, {vectors}>",
         reference=reference,
         section=f"{_SECTION}: {name}",
-        checks=(calls.same_size(*sources), whole_tiles(name, sources[0], tile)),
+        checks=(same_size(*sources), whole_tiles(name, sources[0], tile)),
         # About four times 43 roundings of 6e-8. An average element is six times as much of a sum.
         relative_tolerance=1e-5,
     )
 
 
-def whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
+def whole_tiles(kernel: str, source: str, tile: int) -> Check:
     """`source` has whole tiles, and `sums` an element for each, as often as it is read."""
 
     def check(call: Call) -> str | None:
@@ -152,7 +164,7 @@ def tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
     dtype = sources[0].dtype
     width = tile // dtype.itemsize
     count = min(source.size for source in sources) // width
-    result = calls.module_of(sources[0]).empty(count, dtype=dtype)
+    result = module_of(sources[0]).empty(count, dtype=dtype)
     wide = "f8" if dtype.kind == "f" else "i8"
     step = max((1 << 22) // width, 1)  # so that temporaries stay at 32 MiB
     for first in range(0, count, step):
@@ -173,16 +185,16 @@ def _product(sources: list[Any]) -> Any:
     return sources[0] * sources[1]
 
 
-def _mul(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    return {"b": calls.scaled(arrays["c"], scalars["s"])}
+def _mul(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    return {"b": scaled(arrays["c"], scalars["s"])}
 
 
-def _stream_add(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
+def _stream_add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     return {"c": arrays["a"] + arrays["b"]}
 
 
-def _triad(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    result = calls.scaled(arrays["c"], scalars["s"])
+def _triad(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    result = scaled(arrays["c"], scalars["s"])
     result += arrays["b"]
     return {"a": result}
 
@@ -191,11 +203,11 @@ def _triad(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
 _S = Parameter("s", Role.SCALAR, 3.0)
 
 KERNELS = (
-    _map("copy", "c", ("a",), None, calls.copied("c", "a")),
+    _map("copy", "c", ("a",), None, copied("c", "a")),
     _map("mul", "b", ("c",), _S, _mul),
     _map("stream_add", "c", ("a", "b"), None, _stream_add),
     _map("triad", "a", ("b", "c"), _S, _triad),
-    _map("write", "a", (), Parameter("value", Role.SCALAR, 1.0), calls.filled("a")),
+    _map("write", "a", (), Parameter("value", Role.SCALAR, 1.0), filled("a")),
     _reduce("read", ("a",), itself),
     _reduce("dot", ("a", "b"), _product),
 )

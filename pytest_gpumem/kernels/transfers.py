@@ -5,8 +5,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    SECTORS_COALESCED,
+    SECTORS_SCATTERED,
+    Access,
+    Arrays,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
+    Scalars,
+    ceil_div,
+    copied,
+    element,
+    grid,
+    module_of,
+    same_size,
+    thread_per_element,
+    touch,
+    touch_all,
+)
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import format_bytes
 
@@ -42,11 +61,11 @@ def _elementwise_cycles(call: Call) -> float:
     return operations / (_OPERATIONS * 4 / x.itemsize)
 
 
-def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     # x = 3.75 x (1 - x), in the kernel's order: equal to the last bit.
     x = arrays["x"].copy()
-    factor, unity = calls.element(3.75, x), calls.element(1, x)
-    subtract = calls.module_of(x).subtract
+    factor, unity = element(3.75, x), element(1, x)
+    subtract = module_of(x).subtract
     for _ in range(int(scalars["rounds"])):
         complement = subtract(unity, x)
         x *= factor
@@ -56,20 +75,20 @@ def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]
 
 def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
     """As many blocks as run at once: a pass goes through the whole array before the next."""
-    blocks = calls.ceil_div(call.arrays["y"].size, _THREADS)
-    return calls.grid(call, min(_BLOCKS_PER_SM * facts.sm_count, blocks), _THREADS)
+    blocks = ceil_div(call.arrays["y"].size, _THREADS)
+    return grid(call, min(_BLOCKS_PER_SM * facts.sm_count, blocks), _THREADS)
 
 
 def _reread_accesses(call: Call) -> tuple[Access, ...]:
     requests = call.arrays["x"].size * int(call.scalars["times"])
-    sectors = min(calls.SECTORS_COALESCED * int(call.scalars["stride"]), calls.SECTORS_SCATTERED)
+    sectors = min(SECTORS_COALESCED * int(call.scalars["stride"]), SECTORS_SCATTERED)
     return (
-        calls.touch("x", "read", call, requests=requests, sectors=sectors),
-        calls.touch("y", "write", call, requests=requests),
+        touch("x", "read", call, requests=requests, sectors=sectors),
+        touch("y", "write", call, requests=requests),
     )
 
 
-def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+def _reread(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     # The first elements of y alone: a simulated device lacks the end of x, which the others need.
     return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
 
@@ -86,9 +105,9 @@ KERNELS = (
         name="memcpy",
         parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
         shape=_no_shape,
-        accesses=calls.touch_all(reads=("source",), writes=("destination",)),
+        accesses=touch_all(reads=("source",), writes=("destination",)),
         source=None,
-        reference=calls.copied("destination", "source"),
+        reference=copied("destination", "source"),
         dtypes=("u1",),  # bytes, whatever they mean
         section="CUDA C++ Best Practices Guide 9.1.1 Pinned Memory",
         checks=(_no_grid_chosen, _same_bytes),
@@ -96,8 +115,8 @@ KERNELS = (
     Kernel(
         name="elementwise",
         parameters=(Parameter("x", Role.UPDATE), Parameter("rounds", Role.SCALAR, 1, least=1)),
-        shape=calls.thread_per_element("x"),
-        accesses=calls.touch_all(reads=("x",), writes=("x",)),
+        shape=thread_per_element("x"),
+        accesses=touch_all(reads=("x",), writes=("x",)),
         source="transfers.cu",
         entry="elementwise<{dtype}>",
         reference=_elementwise,
@@ -123,6 +142,6 @@ KERNELS = (
         reference=_reread,
         dtypes=("f4", "i4"),  # the sectors of a strided read hold for 4-byte words
         section="CUDA C++ Best Practices Guide 9.1.3 Zero Copy",
-        checks=(calls.same_size("y", "x"), _stride_divides),
+        checks=(same_size("y", "x"), _stride_divides),
     ),
 )

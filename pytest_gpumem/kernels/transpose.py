@@ -9,8 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    SECTORS_COALESCED,
+    SECTORS_SCATTERED,
+    WARP,
+    Access,
+    Arrays,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
+    Scalars,
+    ceil_div,
+    grid,
+    module_of,
+    same_size,
+    touch,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 TILE = 64
@@ -27,7 +43,7 @@ def _matrix(call: Call) -> tuple[int, int]:
 
 def _shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
     width, height = _matrix(call)
-    return calls.grid(call, calls.ceil_div(width, TILE) * calls.ceil_div(height, TILE), _THREADS)
+    return grid(call, ceil_div(width, TILE) * ceil_div(height, TILE), _THREADS)
 
 
 def _fits(call: Call) -> str | None:
@@ -42,14 +58,14 @@ def _arguments(call: Call) -> tuple[str | int, ...]:
     return ("odata", "idata", *_matrix(call))
 
 
-def _transpose(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+def _transpose(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     """Return the transpose; of a prefix its rows' first elements, which begin the first row."""
     source, width, height = arrays["idata"], int(scalars["width"]), int(scalars["height"])
     rows = source.size // width
     matrix = source[: rows * width].reshape(rows, width)
     if rows != height:
         matrix = matrix[:, :1]
-    return {"odata": calls.module_of(source).ascontiguousarray(matrix.T).reshape(-1).copy()}
+    return {"odata": module_of(source).ascontiguousarray(matrix.T).reshape(-1).copy()}
 
 
 def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
@@ -57,12 +73,12 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
 
     def accesses(call: Call) -> tuple[Access, ...]:
         return (
-            calls.touch("idata", "read", call),
-            calls.touch("odata", "write", call, sectors=sectors),
+            touch("idata", "read", call),
+            touch("odata", "write", call, sectors=sectors),
         )
 
     def on_chip_cycles(call: Call) -> float:
-        return call.arrays["idata"].size / calls.WARP * cycles
+        return call.arrays["idata"].size / WARP * cycles
 
     return Kernel(
         name=name,
@@ -81,7 +97,7 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
         dtypes=("f4", "i4"),  # sectors and bank conflicts hold for 4-byte words
         section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of "
         "C = AA^T",
-        checks=(calls.same_size("odata", "idata"), _fits),
+        checks=(same_size("odata", "idata"), _fits),
         on_chip_cycles=on_chip_cycles,
     )
 
@@ -89,17 +105,17 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
 # Cycles: a coalesced request touches a line, a strided one 32; a column of an unpadded tile is of
 # a single bank.
 KERNELS = (
-    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", calls.SECTORS_SCATTERED, 1 + calls.WARP),
+    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", SECTORS_SCATTERED, 1 + WARP),
     _kernel(
         "transpose_tiled",
         f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>",
-        calls.SECTORS_COALESCED,
-        1 + 1 + calls.WARP + 1,
+        SECTORS_COALESCED,
+        1 + 1 + WARP + 1,
     ),
     _kernel(
         "transpose_padded",
         f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>",
-        calls.SECTORS_COALESCED,
+        SECTORS_COALESCED,
         1 + 1 + 1 + 1,
     ),
 )

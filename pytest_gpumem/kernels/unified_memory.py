@@ -6,8 +6,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    WARP,
+    Access,
+    Arrays,
+    Call,
+    Kernel,
+    Parameter,
+    Role,
+    Scalars,
+    ceil_div,
+    enough_threads,
+    filled,
+    in_element_type,
+    same_size,
+    thread_per_element,
+    touch,
+    touch_all,
+)
 
 PAGE_BYTES = 64 * 1024
 """Bytes that a warp of `init_warp_per_page` touches by default: the size of the text, and of the
@@ -20,10 +36,10 @@ def _page(call: Call) -> int:
 
 
 def _warp_per_page(call: Call) -> int:
-    return calls.WARP * calls.ceil_div(call.arrays["x"].nbytes, _page(call))
+    return WARP * ceil_div(call.arrays["x"].nbytes, _page(call))
 
 
-def _sum(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
+def _sum(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     return {"y": arrays["x"] + arrays["y"]}
 
 
@@ -32,7 +48,7 @@ def _init_arguments(call: Call) -> tuple[str | int, ...]:
 
 
 def _pages_written(call: Call) -> tuple[Access, ...]:
-    return (calls.touch("x", "write", call, page_by_page=True),)
+    return (touch("x", "write", call, page_by_page=True),)
 
 
 def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
@@ -52,34 +68,34 @@ def _is_page(call: Call) -> str | None:
 _INIT = Kernel(
     name="init",
     parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0)),
-    shape=calls.thread_per_element("x"),
-    accesses=calls.touch_all(reads=(), writes=("x",)),
+    shape=thread_per_element("x"),
+    accesses=touch_all(reads=(), writes=("x",)),
     source="unified_memory.cu",
     entry="init<{dtype}>",
-    reference=calls.filled("x"),
+    reference=filled("x"),
     launch_arguments=_init_arguments,
     section="Unified memory, 2.7.2 Optimizing unified memory with warp per page: init",
-    checks=(calls.in_element_type("value"),),
+    checks=(in_element_type("value"),),
 )
 
 KERNELS = (
     Kernel(
         name="add",
         parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
-        shape=calls.thread_per_element("y"),
-        accesses=calls.touch_all(reads=("x", "y"), writes=("y",)),
+        shape=thread_per_element("y"),
+        accesses=touch_all(reads=("x", "y"), writes=("y",)),
         source="unified_memory.cu",
         entry="add<{dtype}>",
         reference=_sum,
         section="Unified memory, 2.7.1 Understanding unified memory page allocation and transfer",
-        checks=(calls.same_size("x", "y"),),
+        checks=(same_size("x", "y"),),
     ),
     _INIT,
     replace(
         _INIT,
         name="init_warp_per_page",
         parameters=(*_INIT.parameters, Parameter("page", Role.SCALAR, PAGE_BYTES)),
-        shape=calls.enough_threads(_warp_per_page),
+        shape=enough_threads(_warp_per_page),
         accesses=_pages_written,
         entry="init_warp_per_page<{dtype}>",
         launch_arguments=_per_page_arguments,

@@ -15,8 +15,7 @@ import numpy as np
 
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Launch, OutOfMemory, Stream
-from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
-from pytest_gpumem.kernels.kernel import Role
+from pytest_gpumem.kernels.kernel import Role, requested_bytes, sectors_per_request
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside

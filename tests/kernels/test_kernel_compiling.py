@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from kernel_calls import called, vector_counts
 
-from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import LaunchShape
+from pytest_gpumem.kernels.kernel import COMPILE_OPTIONS, LaunchShape, read_source
 
 nvrtc = pytest.importorskip(
     "cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine"
@@ -48,13 +47,12 @@ def one_of_each(source: str) -> list[str]:
 def compiled(source: str, architecture: str, instances: list[str]) -> Any:
     """A compiled program with these instances of a source's kernels. Raises AssertionError with the compiler's log."""
     program = called(
-        nvrtc.nvrtcCreateProgram(sources.read(source).encode(), source.encode(), 0, [], [])
+        nvrtc.nvrtcCreateProgram(read_source(source).encode(), source.encode(), 0, [], [])
     )
     for expression in instances:
         called(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
     options = [
-        option.encode()
-        for option in (*sources.COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
+        option.encode() for option in (*COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
     ]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     # Never a bytes object: NVRTC writes into it, and Python shares those of length 1, which is an empty log's.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from installing import ROOT
 
-from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import read_source
 
 STEMS = (
     "stream l2_persistence l2_bandwidth unified_memory access_pattern transpose latency transfers"
@@ -21,7 +21,7 @@ def test_every_source_is_used_and_every_used_one_is_there() -> None:
 
 def test_sources_need_no_header() -> None:
     for name in NAMES:
-        assert "#include" not in sources.read(name)
+        assert "#include" not in read_source(name)
 
 
 def test_a_missing_source_says_where_it_looked_and_what_there_is() -> None:
@@ -29,4 +29,4 @@ def test_a_missing_source_says_where_it_looked_and_what_there_is() -> None:
         FileNotFoundError,
         match=r"no kernel source 'strem\.cu' in .*; there are access_pattern\.cu, .*unified_memory\.cu",
     ):
-        sources.read("strem.cu")
+        read_source("strem.cu")

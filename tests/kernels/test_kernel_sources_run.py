@@ -18,9 +18,8 @@ import pytest
 from filelock import FileLock
 from kernel_calls import arguments_of, call_of, vector_counts
 
-from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import LaunchShape, Role
+from pytest_gpumem.kernels.kernel import LaunchShape, Role, read_source
 from pytest_gpumem.records.device import DeviceFacts
 
 C_TYPES = {
@@ -96,7 +95,7 @@ def compile_kernels(compiler: str, folder: Path) -> None:
     shutil.copy(Path(__file__).with_name("host_cuda.hpp"), folder)
     spaces = ""
     for name in sorted({k.source for k in CATALOGUE.values() if k.source}):
-        source = on_host(sources.read(name))
+        source = on_host(read_source(name))
         spaces += f"namespace {Path(name).stem}_cu {{\n{source}\n}}\n"
     (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
     flags = "-std=c++17 -O0 -fwrapv -ffp-contract=off -w -pthread -shared -fPIC"

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from pytest_gpumem import MiB
-from pytest_gpumem.kernels.calls import SECTORS_COALESCED, sectors_per_request
+from pytest_gpumem.kernels.kernel import SECTORS_COALESCED, sectors_per_request
 
 OFFSETS = range(1, 33)
 STRIDES = range(2, 33)

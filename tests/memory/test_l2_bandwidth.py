@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_gpumem.kernels.calls import requested_bytes
+from pytest_gpumem.kernels.kernel import requested_bytes
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4)

@@ -30,7 +30,7 @@ from pytest_gpumem.devices.simulated.device import (
 from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMemory
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import COMPUTE, Operation, SimulatedStreams
-from pytest_gpumem.kernels import calls
+from pytest_gpumem.kernels import access_pattern
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.memory import l2, window_request
 from pytest_gpumem.memory.l2 import PersistingStream
@@ -239,7 +239,7 @@ def coalesced_requests(patch: Patch) -> None:
     def touch(original: Any, *arguments: Any, **facts: Any) -> Any:
         return original(*arguments, **{**facts, "sectors": 4.0})
 
-    wrap(patch, calls, "touch", touch)
+    wrap(patch, access_pattern, "touch", touch)
 
 
 def useless_padding(patch: Patch) -> None:

@@ -77,7 +77,7 @@ def test_what_the_peers_launch_is_what_this_project_launches(
     bench: TriadBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cupy = pytest.importorskip("cupy")
-    from pytest_gpumem.kernels import sources
+    from pytest_gpumem.kernels.kernel import COMPILE_OPTIONS, read_source
 
     compiled: list[dict[str, Any]] = []
     launched: list[tuple[Any, ...]] = []
@@ -104,8 +104,8 @@ def test_what_the_peers_launch_is_what_this_project_launches(
     entry = ours.kernel.expression("f4", ours.shape)
     assert compiled == [
         {
-            "code": sources.read("stream.cu"),
-            "options": sources.COMPILE_OPTIONS,
+            "code": read_source("stream.cu"),
+            "options": COMPILE_OPTIONS,
             "name_expressions": [entry],
         }
     ]

@@ -25,11 +25,11 @@ print(*sys.modules)
 
 REPORT = """
 import hashlib
-from pytest_gpumem.kernels import sources
+from pytest_gpumem.kernels.kernel import read_source, source_folder
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-print(sources.folder())
+print(source_folder())
 for name in sorted({k.source for k in CATALOGUE.values() if k.source}):
-    print(name, hashlib.sha256(sources.read(name).encode()).hexdigest())
+    print(name, hashlib.sha256(read_source(name).encode()).hexdigest())
 """
 
 

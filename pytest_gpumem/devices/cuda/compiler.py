@@ -10,10 +10,9 @@ from cuda.bindings import driver as D
 
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import DeviceError, Stream
-from pytest_gpumem.kernels import sources
-from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
+from pytest_gpumem.kernels.kernel import COMPILE_OPTIONS, Kernel, LaunchShape, read_source
 
-OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
+OPTIONS = (*COMPILE_OPTIONS, "-ftz=true")
 """As CuPy compiles: denormal numbers are flushed to zero."""
 _NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime"
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -117,7 +116,7 @@ class Compiler:
         assert kernel.source is not None, "a copy has nothing to compile"
         key = kernel.source, kernel.expression(dtype, shape)
         if key not in self._functions:
-            self._functions[key] = self._load(sources.read(kernel.source), *key)
+            self._functions[key] = self._load(read_source(kernel.source), *key)
         function, nbytes = self._functions[key], shape.shared_bytes
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
             attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

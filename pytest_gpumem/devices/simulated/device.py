@@ -27,8 +27,7 @@ from pytest_gpumem.devices.simulated.memory import (
 )
 from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Timeline
-from pytest_gpumem.kernels.kernel import LaunchShape, Role
-from pytest_gpumem.kernels.sources import fingerprint
+from pytest_gpumem.kernels.kernel import LaunchShape, Role, fingerprint
 from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.records.what_ran import Step, WhatRan, argument_text, what_ran

@@ -19,8 +19,7 @@ from typing import Any
 
 from pytest_gpumem.devices.protocol import AccessProperty, Advice, Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.kernels.calls import SECTORS_COALESCED
-from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.kernels.kernel import SECTORS_COALESCED, Access
 from pytest_gpumem.records.pages import PageCounts
 from pytest_gpumem.units import KiB, MiB
 

@@ -8,9 +8,14 @@ from typing import Any
 from kernel_calls import GiB, KiB, MiB, sized
 from msgspec.structs import replace
 
-from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call
+from pytest_gpumem.kernels.kernel import (
+    Access,
+    ArrayFacts,
+    Call,
+    requested_bytes,
+    sectors_per_request,
+)
 from pytest_gpumem.kernels.stream import map_shape
 from pytest_gpumem.records.device import DeviceFacts
 
