@@ -21,6 +21,17 @@ REPEATS = 3
 """Passes of `l2_read` that its array of sums has room for."""
 
 
+SCALARS = {
+    "offset_copy": {"offset": 5},
+    "stride_copy": {"stride": 3},
+    "chase": {"steps": 77},
+    "chase_l1": {"steps": 77},
+    "chase_onward": {"steps": 77},
+    "elementwise": {"rounds": 2},
+}
+"""Scalars that a kernel's test gives it besides those that have a default."""
+
+
 def fitting(name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
     """Scalars that arrays made by `arguments_of` decide."""
     if name == "l2_read":

@@ -40,7 +40,7 @@ Direction: TypeAlias = Literal["read", "write"]
 class Role(str, Enum):
     READ = "read"
     WRITE = "write"
-    # read and then written: its content must be put back before a result can be checked
+    # read and then written: its result depends on what it holds
     UPDATE = "update"
     SCALAR = "scalar"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ SMALL_BYTES = 16 * GiB  # of all placements, where they are more than wanted
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 _NO_MEMORY = "out.of.memory|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED|_ALLOC(ATION)?_FAILED"
 """In messages of PyTorch, CUDA's driver, runtime and libraries, RMM and XLA."""
+_SEED = -1  # of content that no buffer begins with
 
 Queue = Callable[[Stream], None]
 
@@ -156,17 +156,15 @@ def checking(
     bound: BoundKernel,
     buffers: Buffers,
     values: Values,
-    saved: Mapping[str, Allocation] = MappingProxyType({}),
     *,
     results: Buffers | None = None,
     name: str = "",
 ) -> tuple[Queue, Callable[[], None]]:
-    """Return what poisons the outputs of a kernel and restores its inputs, and what verifies it.
+    """Return what poisons the outputs of a kernel, and what verifies it.
 
-    `saved`: content that updated arguments start from, if it is not what they have.
     `results`: where the outputs are at the end. `name`: of the work; default: the kernel's.
     """
-    device, kernel = bound.device, bound.kernel
+    device, kernel, outputs = bound.device, bound.kernel, results or buffers
     expected: dict[str, Any] = {}
 
     def arrays(names: Iterable[str], within: Buffers) -> dict[str, Any]:
@@ -185,14 +183,15 @@ def checking(
 
     def poison(stream: Stream) -> None:
         for parameter in kernel.parameters:
-            name = parameter.name
-            if name in saved:
-                buffer = buffers[name]
-                device.content.copy(buffer.allocation, saved[name], buffer.nbytes, stream)
-            elif parameter.role is Role.WRITE:
-                device.content.poison(buffers[name].allocation, stream)
+            if parameter.role is Role.WRITE:
+                device.content.poison(buffers[parameter.name].allocation, stream)
         device.streams.synchronize(stream)
-        if kernel.source is not None:
+        expect()
+        # A launch that does nothing would pass where an output already holds its result.
+        for name in set(expected).difference(differing()):
+            buffer = outputs[name]
+            device.content.fill_random(buffer.allocation, buffer.dtype_name, _SEED, stream)
+            device.streams.synchronize(stream)
             expect()
 
     def expect() -> None:
@@ -205,20 +204,24 @@ def checking(
             why = "the result was not checked: memory is too short for its reference"
             raise NotChecked(why) from error
 
-    def verify() -> None:
-        if kernel.source is None:  # what runs before a copy may write its source
-            expect()
-        outputs = arrays(expected, results or buffers)
-        for argument, content in expected.items():
+    def differing() -> dict[str, tuple[int, int]]:
+        """Return how many elements of an output are not as expected, and the first."""
+        content, wrong = arrays(expected, outputs), {}
+        for argument, result in expected.items():
             # A reference may give fewer elements than the array has room for, such as tile sums.
-            output = outputs[argument][: content.size]
-            wrong = device.content.mismatch(output, content, kernel.relative_tolerance)
-            if wrong is not None:
-                count, first = wrong
-                raise WrongResult(
-                    f"{name or kernel.name}: {count} of {content.size} elements of {argument!r} "
-                    f"are wrong after one launch on poisoned outputs; the first is element {first}"
-                )
+            output = content[argument][: result.size]
+            differs = device.content.mismatch(output, result, kernel.relative_tolerance)
+            if differs is not None:
+                wrong[argument] = differs
+        return wrong
+
+    def verify() -> None:
+        for argument, (count, first) in differing().items():
+            raise WrongResult(
+                f"{name or kernel.name}: {count} of {expected[argument].size} elements of "
+                f"{argument!r} are wrong after one launch on poisoned outputs; the first is "
+                f"element {first}"
+            )
         expected.clear()
 
     return poison, verify
@@ -253,15 +256,7 @@ class KernelTarget(Target):
         device.kernels.compile(launch)
         bound.fill(buffers, self.stream)
         self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
-        self._saved: dict[str, Allocation] = {}  # what updated arguments hold before every check
-        for parameter in kernel.parameters:
-            if parameter.role is Role.UPDATE:
-                buffer = buffers[parameter.name]
-                saved = self._saved[parameter.name] = arena.allocate(buffer.nbytes)
-                device.content.copy(saved, buffer.allocation, buffer.nbytes, arena.stream)
-                device.streams.synchronize(arena.stream)
-                buffer.put_home(arena.stream)
-        self._poison_outputs, self.verify = checking(bound, buffers, values, self._saved)
+        self._poison_outputs, self.verify = checking(bound, buffers, values)
         self.poison = self._poison
         self.capture()
 
@@ -344,12 +339,7 @@ class KernelTarget(Target):
                 self.arena.release(allocation)
 
     def close(self) -> None:
-        try:
-            self._leave()
-        finally:
-            for saved in self._saved.values():
-                self.arena.release(saved)
-            self._saved.clear()
+        self._leave()
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:

@@ -192,9 +192,9 @@ class Works:
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
-        poison = in_turn((before, work)).poison
+        prepare, poison = _poisoned_after(before.queue, work)
         work = copy.copy(work)
-        work.prepare, work.poison = before.queue, poison
+        work.prepare, work.poison = prepare, poison
         work.parts = ()  # measured alone they would run without `before`
         return work
 
@@ -331,20 +331,41 @@ def in_turn(works: Sequence[Work]) -> Work:
         raise BadCall("in_turn() takes pieces of work")
     device, last = works[0].device, works[-1]
 
-    def queue(stream: Stream) -> None:
-        for index, work in enumerate(works):
+    def queue_first(stream: Stream) -> None:
+        for index, work in enumerate(works[:-1]):
             if index and work.waits:
                 device.streams.synchronize(stream)
             work.queue(stream)
 
-    def poison(stream: Stream) -> None:
-        # The output of the last is checked: its input must be right before it is poisoned.
-        for work in works[:-1]:
-            work.queue(stream)
+    ahead, poison = _poisoned_after(queue_first, last)
+
+    def queue(stream: Stream) -> None:
+        ahead(stream)
+        if last.waits:
             device.streams.synchronize(stream)
-        last.poison(stream)
+        last.queue(stream)
 
     return _several(works, " then ", queue, poison, last.verify)
+
+
+def _poisoned_after(queue: Queue, work: Work) -> tuple[Queue, Queue]:
+    """Return `queue`, and what has its next run end with the poison of `work`: only then is the
+    input right from which the result is expected."""
+    due = False
+
+    def ahead(stream: Stream) -> None:
+        nonlocal due
+        queue(stream)
+        if due:
+            due = False
+            work.device.streams.synchronize(stream)
+            work.poison(stream)
+
+    def poison(stream: Stream) -> None:
+        nonlocal due
+        due = True
+
+    return ahead, poison
 
 
 def _spread(device: Device, lanes: Sequence[Stream], queue: Queue) -> Queue:

@@ -9,7 +9,7 @@ import pytest
 from cases import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_calls import arguments_of, call_of, cycle
+from kernel_calls import SCALARS, arguments_of, call_of, cycle
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -57,14 +57,6 @@ MANY_TO_ONE = (
 )
 """Kernels whose result may be decided by a prefix to a lesser length only."""
 ALL = [(k.name, dtype) for k in CATALOGUE.values() for dtype in k.dtypes]
-SCALARS = {
-    "offset_copy": {"offset": 5},
-    "stride_copy": {"stride": 3},
-    "chase": {"steps": 77},
-    "chase_l1": {"steps": 77},
-    "chase_onward": {"steps": 77},
-    "elementwise": {"rounds": 2},
-}
 
 
 def test_reference_gives_what_is_written_and_changes_nothing() -> None:

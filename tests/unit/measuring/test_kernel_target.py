@@ -1,4 +1,4 @@
-"""A kernel's result is checked after exactly one launch, on poisoned outputs and restored inputs."""
+"""A kernel's result is checked after exactly one launch, on poisoned outputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 from bench import Bench, moved
 from counted_device import CountedDevice, failing, replaced
+from kernel_calls import SCALARS, arguments_of, fitting
 
 from pytest_gpumem.devices.protocol import Launch, Stream
 from pytest_gpumem.devices.simulated import memory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.case import target_of
 from pytest_gpumem.measuring.target import Target, WrongResult
+from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.units import GiB, KiB, MiB
 
 ELEMENTS = 1024
@@ -134,15 +138,44 @@ def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench) -> None:
     assert seen == [(b"\xff" * 4 * ELEMENTS, content.tobytes())]
 
 
-def test_updated_arguments_are_put_back_before_each_check(bench: Bench) -> None:
+def test_updated_arguments_are_checked_from_what_they_hold(bench: Bench) -> None:
     x, y = bench.buffers(2, 4 * ELEMENTS)
-    start = y.read()
     target = bench.kernel_target("add", x, y)
     for _ in range(3):
-        for _ in range(5):
-            target.launch(0, bench.arena.stream)
+        target.launch(0, bench.arena.stream)
+        before = y.read()
         target.check()
-        np.testing.assert_array_equal(y.read(), start + x.read())
+        np.testing.assert_array_equal(y.read(), before + x.read())
+
+
+@pytest.mark.parametrize("of_works", [False, True])
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_no_check_passes_without_a_launch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, of_works: bool
+) -> None:
+    monkeypatch.setattr(memory, "BACKED_BYTES", 256 * KiB)
+    arrays = arguments_of(name, 2000, CATALOGUE[name].dtypes[0], np.random.default_rng(1))
+    arguments: dict[str, Any] = {**SCALARS.get(name, {}), **fitting(name, arrays)}
+    for parameter, array in arrays.items():
+        arguments[parameter] = bench.memory.device(array.shape, array.dtype)
+    kernel = getattr(bench.kernels, name)
+    kernel(**arguments)  # the outputs hold the result before
+    target: Target = Works(bench.memory).kernel(kernel, **arguments)
+    if not of_works:
+        target = target_of(kernel, (), arguments, arena=bench.arena)
+    target.check()
+    does(bench, skip)
+    with pytest.raises(WrongResult, match="after one launch"):
+        target.check()
+
+
+def test_a_result_that_looks_like_poison_is_seen(bench: Bench) -> None:
+    (a,) = bench.buffers(1, 4 * ELEMENTS, "i4")
+    target = bench.kernel_target("write", a, -1)
+    target.check()
+    does(bench, skip)
+    with pytest.raises(WrongResult, match="'a' are wrong"):
+        target.check()
 
 
 @pytest.mark.parametrize("kind", ["pinned", "pageable"])

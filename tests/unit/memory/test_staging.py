@@ -265,3 +265,11 @@ def test_work_follows_its_buffers(memory: Memory) -> None:
     assert before != (y.address, x.address)
     for work in made:
         checked(device, work)
+
+
+def test_the_same_update_twice_is_checked(memory: Memory) -> None:
+    works, x = Works(memory), memory.device(MIB)
+    update = launched(memory, "elementwise", x)
+    for work in works.in_turn(update, update), works.after(update, update):
+        with naming(work.name):
+            assert work.check() is None
