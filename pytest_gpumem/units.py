@@ -1,6 +1,6 @@
 """Quantities as text: sizes, times, rates, shares, margins and budgets.
 
-A plain number is in bytes, seconds or bytes per second. What is refused raises `QuantityError`.
+A plain number is of bytes; all else has a unit. What is refused raises `QuantityError`.
 """
 
 from __future__ import annotations
@@ -110,17 +110,13 @@ def parse_bytes(value: str | int, accepted: str = SIZES_ACCEPTED) -> int:
     return size.numerator
 
 
-def parse_time(value: str | float) -> float:
-    """Return the seconds of a time such as "12 us", or of a number."""
-    if _is_number(value):
-        return _finite(value, TIMES_ACCEPTED, value)
+def parse_time(value: str) -> float:
+    """Return the seconds of a time such as "12 us"."""
     return _finite(value, TIMES_ACCEPTED, _quantity(value, _TIMES, TIMES_ACCEPTED) / 10**9)
 
 
-def parse_rate(value: str | float) -> tuple[float, bool]:
+def parse_rate(value: str) -> tuple[float, bool]:
     """Return bytes per second of "2.4 TB/s" and False, or the share of "85% of peak" and True."""
-    if _is_number(value):
-        return _finite(value, RATES_ACCEPTED, value), False
     match = _match(rf"({_NUMBER})\s*%\s+of\s+peak", value)
     if match is None:
         return _finite(value, RATES_ACCEPTED, _quantity(value, _RATES, RATES_ACCEPTED)), False
@@ -169,7 +165,7 @@ def parse_claim(value: str) -> tuple[float, str]:
     return factor, match[2]
 
 
-def parse_budget(value: str | float) -> tuple[float | None, float | None]:
+def parse_budget(value: str) -> tuple[float | None, float | None]:
     """Return the seconds for each measurement, or else for the whole run, as for min and h."""
     match = _match(r"(?s)(.*?)(?:\s+(total|each))?", value)
     time, scope = match.groups() if match is not None else (value, None)
@@ -179,7 +175,7 @@ def parse_budget(value: str | float) -> tuple[float | None, float | None]:
         raise refused(value, _BUDGETS_ACCEPTED) from None
     if seconds == 0:
         raise refused(value, _BUDGETS_ACCEPTED, "leaves no time")
-    if scope == "total" or (scope is None and str(time).endswith(("min", "h"))):
+    if scope == "total" or (scope is None and time.endswith(("min", "h"))):
         return None, seconds
     return seconds, None
 

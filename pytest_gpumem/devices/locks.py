@@ -60,7 +60,8 @@ def exclusive(
     try:
         yield
     finally:
-        holder.unlink(missing_ok=True)
+        with suppress(OSError):  # the note alone would stay
+            holder.unlink()
         lock.release()
 
 

@@ -190,8 +190,6 @@ class Kernel:
         if len({array.dtype for array in call.arrays.values()}) > 1:
             types = ", ".join(f"{name} holds {array.dtype}" for name, array in call.arrays.items())
             return f"the arrays must have one element type: {types}"
-        if call.blocks is not None and call.blocks < 1:
-            return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
         for parameter in self.parameters:
             value = call.scalars.get(parameter.name)
             if parameter.least is None or value is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from operator import index
@@ -24,6 +25,14 @@ Copies = Mapping[Buffer, Allocation]
 
 class BadCall(ShownError, ValueError):
     """A kernel or a measurement was called with arguments that do not fit."""
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a number of at least 1 as an integer. Raises `BadCall`: it is none."""
+    with suppress(TypeError):  # NumPy has integers of its own
+        if index(value) >= 1:
+            return index(value)
+    raise BadCall(f"{name}={value!r}; accepted is a whole number of at least 1")
 
 
 class NoSuchKernel(ShownError, AttributeError):
@@ -60,8 +69,8 @@ class BoundKernel:
         return self.kernel.name
 
     def with_grid(self, blocks: int) -> BoundKernel:
-        """The same kernel launched with `blocks` blocks, a positive integer."""
-        return replace(self, blocks=index(blocks))
+        """The same kernel launched with `blocks` blocks. Raises `BadCall`: fewer than one."""
+        return replace(self, blocks=whole_number("with_grid(): blocks", blocks))
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
         """The same kernel on a persisting stream: its untimed calls, its measurements, and its

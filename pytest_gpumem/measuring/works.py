@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,14 @@ from pytest_gpumem.devices.protocol import (
     Unsupported,
 )
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values, check_stream
+from pytest_gpumem.measuring.bound import (
+    BadCall,
+    BoundKernel,
+    Buffers,
+    Values,
+    check_stream,
+    whole_number,
+)
 from pytest_gpumem.measuring.target import Queue, Target, checking, nothing
 from pytest_gpumem.memory.buffers import Arena, on_its_device
 from pytest_gpumem.memory.spaces import Memory
@@ -262,7 +269,7 @@ class Works:
             Unsupported: the device has no copy engine (`asyncEngineCount` is 0); the test skips.
         """
         memory, device = self._memory, self.device
-        _at_least_one("n_streams", n_streams)
+        whole_number("n_streams", n_streams)
         _check_engines(device, {HOST_TO_DEVICE})
         source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
         outputs = [there]
@@ -281,7 +288,7 @@ class Works:
             return tuple(works)
 
         parts = steps(1)  # measured alone, each on all of the data
-        pieces = n_streams if chunks is None else chunks
+        pieces = n_streams if chunks is None else whole_number("chunks", chunks)
         in_chunks = steps(pieces)
         lanes = [device.streams.create() for _ in range(n_streams)]
 
@@ -329,23 +336,19 @@ def in_turn(works: Sequence[Work]) -> Work:
     """Return works, each on the result of the one before; the last result is checked."""
     if not _engines(works):
         raise BadCall("in_turn() takes pieces of work")
-    device, last = works[0].device, works[-1]
+    return reduce(_then, works)
 
-    def queue_first(stream: Stream) -> None:
-        for index, work in enumerate(works[:-1]):
-            if index and work.waits:
-                device.streams.synchronize(stream)
-            work.queue(stream)
 
-    ahead, poison = _poisoned_after(queue_first, last)
+def _then(first: Work, last: Work) -> Work:
+    ahead, poison = _poisoned_after(first.queue, last)
 
     def queue(stream: Stream) -> None:
         ahead(stream)
         if last.waits:
-            device.streams.synchronize(stream)
+            last.device.streams.synchronize(stream)
         last.queue(stream)
 
-    return _several(works, " then ", queue, poison, last.verify)
+    return _several((first, last), " then ", queue, poison, last.verify)
 
 
 def _poisoned_after(queue: Queue, work: Work) -> tuple[Queue, Queue]:
@@ -415,7 +418,7 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
 
     Raises `BadCall`: `pieces` is not positive, or there are fewer multiples than pieces.
     """
-    _at_least_one("pieces", pieces)
+    whole_number("pieces", pieces)
     grains = -(-nbytes // GRAIN)
     if pieces > grains:
         raise BadCall(
@@ -434,8 +437,3 @@ def _check_engines(device: Device, engines: Set[str]) -> None:
         raise Unsupported(
             f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})"
         )
-
-
-def _at_least_one(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise BadCall(f"{name}={value!r}; it is a whole number of at least 1")

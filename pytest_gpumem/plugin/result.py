@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_gpumem.judging.finding import basis
 from pytest_gpumem.measuring.bound import BadCall
@@ -19,7 +21,7 @@ class NoTraffic(ShownError, ValueError):
     a latency without dependent accesses, an overlap of one piece of work."""
 
 
-class Extra(dict[str, float]):
+class Extra(UserDict[str, float]):
     """Further figures of a measurement, by a name with its unit; they stand in its row, and no
     limit holds for them."""
 
@@ -37,6 +39,10 @@ class Extra(dict[str, float]):
         if isinstance(value, (bool, str)) or not math.isfinite(figure):
             raise BadCall(f"extra[{name!r}] = {value!r}; accepted is a finite number")
         super().__setitem__(name, figure)
+
+    def __ior__(self, other: Any) -> Extra:  # type: ignore[misc,override]
+        self.update(other)
+        return self
 
 
 @dataclass(frozen=True, repr=False)

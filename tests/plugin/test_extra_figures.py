@@ -52,25 +52,27 @@ def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("figure", "message"),
     [
-        ("'x'", "float('nan')", "BadCall: extra['x'] = nan; accepted is a finite number"),
-        ("'x'", "'3 GB/s'", "BadCall: extra['x'] = '3 GB/s'; accepted is a finite number"),
+        ("['x'] = float('nan')", "BadCall: extra['x'] = nan; accepted is a finite number"),
+        ("['x'] = '3 GB/s'", "BadCall: extra['x'] = '3 GB/s'; accepted is a finite number"),
+        (".update(x=True)", "BadCall: extra['x'] = True; accepted is a finite number"),
+        (" |= {'x': '3'}", "BadCall: extra['x'] = '3'; accepted is a finite number"),
         (
-            "''",
-            "1",
+            "[''] = 1",
             "BadCall: extra['']: the name of a figure is a short text, such as 'elements/s'",
         ),
     ],
 )
 def test_what_is_no_figure_is_refused(
-    pytester: pytest.Pytester, gpumem: Run, name: str, value: str, message: str
+    pytester: pytest.Pytester, gpumem: Run, figure: str, message: str
 ) -> None:
     pytester.makepyfile(
         f"""
         def test_it(gpu_benchmark, gpu_kernels, device_buffer):
             result = gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
-            result.extra[{name}] = {value}
+            extra = result.extra
+            extra{figure}
         """
     )
     result = gpumem()

@@ -58,6 +58,7 @@ _GRAPHS_UPDATED = ("cuGraphExecUpdate", "cuGraphExecUpdate_v2")
 """Their parameters: executable graph, new graph."""
 _GRAPHS_LOST = (
     "cuGraphExecDestroy",
+    "cuGraphExecChildGraphNodeSetParams",
     "cuGraphExecNodeSetParams",
     "cuGraphExecKernelNodeSetParams",
     "cuGraphExecKernelNodeSetParams_v2",

@@ -314,10 +314,6 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
 
 def test_a_grid_that_cannot_be_is_refused() -> None:
     assert (
-        CATALOGUE["copy"].problem(Call(sized(c=8, a=8), {}, 0))
-        == "a grid of 0 blocks launches nothing; at least 1 is needed"
-    )
-    assert (
         CATALOGUE["chase"].problem(Call(NODES, ONE_STEP, 2))
         == "one thread follows the cycle; a grid of 2 blocks is not possible"
     )

@@ -44,7 +44,11 @@ def test_what_does_not_fit() -> None:
         ),
         (
             lambda k, a, b, c, d: k.copy.with_grid(0)(a, b),
-            "copy: a grid of 0 blocks launches nothing; at least 1 is needed",
+            "with_grid(): blocks=0; accepted is a whole number of at least 1",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy.with_grid(1.5)(a, b),
+            "with_grid(): blocks=1.5; accepted is a whole number of at least 1",
         ),
         (
             lambda k, a, b, c, d: k.copy.with_stream(a),

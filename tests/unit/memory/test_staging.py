@@ -219,6 +219,7 @@ def test_work_that_cannot_be() -> None:
         (lambda m: Works(m).in_turn(m.device(512)), "Buffer is no work of gpu_work"),
         (lambda m: Works(m).kernel(m.device(512)), "is no kernel of gpu_kernels"),
         (lambda m: staged(m, 4096, 0), "n_streams=0"),
+        (lambda m: Works(m).staged(2, 4096, chunks=0), "chunks=0; accepted is a whole number"),
         (lambda m: Works(m).staged(2, 4096, rounds=0), "elementwise: rounds is 0"),
     ]
     for make, said in cases:

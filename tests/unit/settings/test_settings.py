@@ -182,6 +182,9 @@ def test_the_marker_is_strict() -> None:
         of_test(Settings(), {"save": True})
     with pytest.raises(SettingsError, match="marker: max_regression: 1 is not understood"):
         marker_limits({"max_regression": 1})
+    for name, value in ("timeout", 5), ("budget", 1.0), ("max_latency", 2), ("min_bandwidth", 1e9):
+        with pytest.raises(SettingsError, match=f"marker: {name}: {value} is .*accepted is"):
+            of_test(Settings(), {name: value})
     # A mistake among the overrides is one for the limits too: nobody may look at only one of them and pass.
     with pytest.raises(SettingsError, match="call: mode"):
         marker_limits({"mode": "warm"}, origin="call")

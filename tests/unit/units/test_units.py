@@ -85,12 +85,11 @@ def test_sizes() -> None:
 
 
 def test_times_are_the_nearest_float() -> None:
-    cases: list[tuple[str | float, float]] = [
+    cases = [
         ("12 us", 12e-6),
         ("268.3 µs", 268.3e-6),
         ("32 ns", 32e-9),
         ("1 h", 3600.0),
-        (3, 3.0),
     ]
     for text, seconds in cases:
         assert units.parse_time(text) == seconds, text
@@ -99,7 +98,6 @@ def test_times_are_the_nearest_float() -> None:
 def test_rates_and_shares_of_the_peak() -> None:
     assert units.parse_rate("2.4 TB/s") == (2.4e12, False)
     assert units.parse_rate("1 GiB/s") == (float(GiB), False)
-    assert units.parse_rate(3e12) == (3e12, False)
     assert units.parse_rate("85% of peak") == (0.85, True)
     assert units.parse_rate("100 %  of peak") == (1.0, True)
     with pytest.raises(QuantityError, match="above the peak"):
@@ -148,10 +146,9 @@ def test_an_absolute_margin_weighs_more_on_a_short_kernel() -> None:
 
 
 def test_budgets() -> None:
-    cases: list[tuple[str | float, tuple[float | None, float | None]]] = [
+    cases: list[tuple[str, tuple[float | None, float | None]]] = [
         ("1 s", (1.0, None)),
         ("500 ms", (0.5, None)),
-        (2.0, (2.0, None)),
         ("10min", (None, 600.0)),
         ("1 h", (None, 3600.0)),
         ("90 s total", (None, 90.0)),
