@@ -13,7 +13,7 @@ class Outcome(str, Enum):
     """
 
     FAIL = "FAIL"  # outside a limit beyond doubt, or wrong
-    UNDECIDED = "UNDECIDED"  # neither PASS nor FAIL, such as by `judging.conditions`
+    UNDECIDED = "UNDECIDED"  # neither PASS nor FAIL, such as by `judging.limits`
     ACCEPTED = "ACCEPTED"  # outside a limit by an accepted change, and within all others
     NEW = "NEW"  # the baseline has no row to compare with
     PASS = "PASS"  # within every limit

@@ -33,7 +33,7 @@ from msgspec import structs
 from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.references import Baseline, SavedRow, SavedRun, assemble
 from pytest_gpumem.files import content, parsed, write_whole
-from pytest_gpumem.judging.conditions import unreliable
+from pytest_gpumem.judging.limits import unreliable
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts

@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.references import Baseline, memory_of, times_of
-from pytest_gpumem.judging.conditions import conditions, doubts, too_wide
 from pytest_gpumem.judging.finding import check_of, known, with_verdict
 from pytest_gpumem.judging.footprint import judge_footprint
-from pytest_gpumem.judging.limits import absolute, physical
+from pytest_gpumem.judging.limits import absolute, conditions, doubts, physical, too_wide
 from pytest_gpumem.judging.slowdown import (
     against_reference,
     at_the_sessions_end,
     at_the_tests_end,
 )
-from pytest_gpumem.limits import OF_MEASUREMENT, STEPS, TIME
+from pytest_gpumem.limits import OF_MEASUREMENT, OF_WATCHED, STEPS, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
@@ -40,7 +39,8 @@ def judged(
     findings, comparison = list[LimitResult](), None
     if row.measurement is not None:
         findings, comparison = _of_measurement(row, baseline, facts, siblings)
-    if row.footprint is not None:
+    limited = any(getattr(row.limits, name) is not None for name in OF_WATCHED)
+    if row.footprint is not None and limited:
         past = memory_of(baseline.reference_runs(row, "memory"))
         why = None if past else baseline.why_new(row, "memory")
         alone = facts.simulated and not row.label

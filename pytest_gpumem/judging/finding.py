@@ -1,7 +1,7 @@
 """The way from a limit to the verdict on a row, and to the failure of its test. Pure.
 
 A `Check` is a limit that is judged. A finding about it is a `LimitResult`, whose sentence no
-program reads; `judging.conditions` has those about the measurement. All findings about a row make
+program reads; `judging.limits` has those about a measurement. All findings about a row make
 its verdict.
 """
 

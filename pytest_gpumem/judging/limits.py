@@ -1,4 +1,5 @@
-"""The limits of a measurement by itself: a rule each, and the peak that no bandwidth exceeds.
+"""Judges a measurement by itself: whether it can be judged, each of its limits, and the peak that
+no bandwidth exceeds. Pure.
 
 A latency, bandwidth or overlap on the right side of its limit is PASS. On the wrong side it is FAIL
 if it lies further away than a repetition in another session may (99 %, one-sided: the margin), else
@@ -8,12 +9,12 @@ test; it holds where the factor exceeds the margin of a repetition (99 %), else 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_gpumem.judging.finding import Check, basis, check_of, no_share_of_peak
-from pytest_gpumem.judging.slowdown import quantile
 from pytest_gpumem.limits import BASE, EXACT, LIMITS, STEPS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import FARTHEST
@@ -33,19 +34,88 @@ from pytest_gpumem.units import (
     short_bytes,
 )
 
-# The spread that unchanged code shows: a time in seconds and a share of the latency.
+# The spread that unchanged code shows
 BETWEEN_PROCESSES = (27.5e-9, 0.0004)
-"""Spread between processes; recorded on an H200, 2026-11-21 (docs/explanation/judging.md)."""
+"""Spread between processes, in seconds and as a share; recorded on an H200, 2026-11-21."""
 BETWEEN_PLACEMENTS = (50e-9, 0.0017)
-"""Spread between placements; recorded at the same time."""
+"""Spread between placements; recorded at that time."""
 BETWEEN_DAYS = (13.5e-9, 0.0004)
-"""Spread between days and between cards; recorded on H200s at the same time."""
+"""Spread between days and between cards; recorded on H200s at that time."""
 LAUNCH_OVERHEAD = 60e-9
-"""Spread of the launch overhead between processes, in seconds; recorded at the same time."""
+"""Spread of the launch overhead between processes, in seconds; recorded at that time."""
 PRIOR = 6
 """Degrees of freedom of an expected variance (d0 of Smyth 2004); recorded: 4 to 13."""
 REPETITION = 0.99
 """Probability that a repetition in another session shows the same side of a limit; choice."""
+NOTHING_RAN = 1.5
+"""Latency over `floor` up to which nothing ran between two events."""
+BUSY = 0.25
+"""Share of the looks at which other work may keep the device busy; choice."""
+WIDEST = 0.5
+"""Largest part of a latency in doubt, by half its 95 % interval or by overhead; choice."""
+
+
+# Whether it can be judged
+
+
+def unreliable(measurement: Measurement) -> Iterator[str]:
+    """Yield why a measurement cannot be judged."""
+    yield from conditions(measurement)
+    yield from doubts(measurement)
+
+
+def conditions(measurement: Measurement) -> Iterator[str]:
+    """Yield the conditions of the machine that forbid a judgement."""
+    if measurement.profiled:
+        yield "a profiler was attached"
+    last = measurement.conditions[1]  # those before it are of samples that were discarded
+    if last.throttle_reasons:
+        clock = ""
+        if last.sm_clock_hz is not None:
+            clock = f" at {last.sm_clock_hz / 1e6:.0f} MHz"
+        yield f"throttled at the last samples ({', '.join(last.throttle_reasons)}{clock})"
+    during = measurement.during
+    if measurement.discarded >= len(measurement.samples):
+        reasons = "" if during is None else f" ({', '.join(during.throttle_reasons or ())})"
+        taken = counted(measurement.discarded, "sample")
+        yield f"{taken} taken under throttling{reasons}, {len(measurement.samples)} left"
+    others = [seen.other_processes or 0 for seen in measurement.conditions]
+    if during is not None:
+        others.append(during.other_processes or 0)
+    if max(others):
+        yield f"{counted(max(others), 'other process')} on the device"
+    if measurement.launches_wait:
+        yield "CUDA_LAUNCH_BLOCKING is set, so that every launch waits for the device"
+    if measurement.busy > BUSY:
+        busy = format_share(measurement.busy)
+        yield f"other work kept the device busy at {busy} of the looks between the samples"
+
+
+def doubts(measurement: Measurement) -> Iterator[str]:
+    """Yield why a measured time may not be that of the work."""
+    if not measurement.work_seen:
+        yield "no work was seen on the timed stream: the time may be the host's alone"
+    if measurement.latency <= NOTHING_RAN * measurement.floor:
+        yield (
+            f"{format_time(measurement.latency)} is hardly longer than two events with nothing "
+            f"between ({format_time(measurement.floor)}), as if nothing was launched on the timed "
+            "stream"
+        )
+
+
+def too_wide(measurement: Measurement) -> LimitResult | None:
+    """Return the finding about a latency that is hardly known."""
+    noise = measurement.noise
+    if noise is None or noise <= WIDEST:
+        return None
+    reason = (
+        f"the 95 % interval is ± {format_share(noise)} of the latency, {basis(measurement)}: "
+        "too wide to pass; measure more placements"
+    )
+    return LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason)
+
+
+# Times
 
 
 def share_of(spread: tuple[float, float], latency: float) -> float:
@@ -236,7 +306,7 @@ def _count_text(name: str, count: int) -> str:
     return f"{counted(count, word)} in a launch"
 
 
-JUDGED = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
+JUDGED: Sequence[str] = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
 """Limits on a measurement by itself."""
 
 
@@ -287,3 +357,36 @@ def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[LimitResu
         rate, peak = format_rate(bandwidth), format_rate(facts.dram_peak)
         reason = f"the declared traffic is wrong: {rate} is above the device's peak of {peak}"
         yield LimitResult("", Outcome.FAIL, None, reason)
+
+
+# Student's t distribution. SciPy has it; it is larger than this package.
+
+
+@functools.cache
+def quantile(confidence: float, freedom: int) -> float:
+    """Return the value that is not exceeded with a confidence from 0.5 on, to nine digits."""
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < 2 * confidence - 1:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _within(middle, freedom) < 2 * confidence - 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """Probability of a value between -t and t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.sin(angle)
+    if odd:
+        term *= math.cos(angle)
+    total = 0.0
+    for index in range(freedom // 2):
+        total += term
+        above = 2 * index + 1 + odd
+        term *= math.cos(angle) ** 2 * above / (above + 1)
+    return 2 / math.pi * (angle + total) if odd else total

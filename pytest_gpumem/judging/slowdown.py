@@ -9,7 +9,6 @@ Changes are log-ratios: +0.01 is 1 % slower. A limit is log(1 + `max_regression`
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
 import sys
@@ -20,6 +19,7 @@ from statistics import NormalDist, fmean, median, stdev
 
 from pytest_gpumem.judging.differences import ran_the_same
 from pytest_gpumem.judging.finding import Check, against, basis
+from pytest_gpumem.judging.limits import WIDEST, quantile
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import FARTHEST
 from pytest_gpumem.records.measurement import Measurement
@@ -48,8 +48,6 @@ PLAIN = 0.10
 """Slow-down beyond the limit that fails in a plain session, over the slowest saved process."""
 SUCCESSIVE = 3
 """Successive saved days that begin a reference anew if each is faster by more than the limit."""
-WIDEST = 0.5
-"""Largest part of a latency in doubt, by half its 95 % interval or by overhead; choice."""
 
 Runs = Sequence[tuple[date, Measurement]]
 """Saved runs of a row, each with its UTC date, oldest first."""
@@ -282,36 +280,3 @@ def at_the_sessions_end(
     if nodeid:
         why += f": gpumem duet BASE --test {shlex.quote(nodeid)} decides"
     return check.finding(outcome, f"{run.text}: {why}", code)
-
-
-# Student's t distribution. SciPy has it; it is larger than this package.
-
-
-@functools.cache
-def quantile(confidence: float, freedom: int) -> float:
-    """Return the value that is not exceeded with a confidence from 0.5 on, to nine digits."""
-    low, high = 0.0, 1.0
-    while _within(high, freedom) < 2 * confidence - 1:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _within(middle, freedom) < 2 * confidence - 1:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _within(t: float, freedom: int) -> float:
-    """Probability of a value between -t and t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2
-    term = math.sin(angle)
-    if odd:
-        term *= math.cos(angle)
-    total = 0.0
-    for index in range(freedom // 2):
-        total += term
-        above = 2 * index + 1 + odd
-        term *= math.cos(angle) ** 2 * above / (above + 1)
-    return 2 / math.pi * (angle + total) if odd else total

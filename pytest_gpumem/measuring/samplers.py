@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import (
     OutOfMemory,
     Stream,
 )
-from pytest_gpumem.judging.conditions import NOTHING_RAN
+from pytest_gpumem.judging.limits import NOTHING_RAN
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness, holding
 from pytest_gpumem.measuring.target import Target

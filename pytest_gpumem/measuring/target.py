@@ -17,7 +17,7 @@ from pytest_gpumem.devices.protocol import Allocation, Launch, OutOfMemory, Stre
 from pytest_gpumem.kernels.kernel import Role, requested_bytes, sectors_per_request
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
 from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
+from pytest_gpumem.memory.l2 import OPEN_STREAMS, PersistingStream, idle_set_aside
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import GiB, MiB, ShownError
@@ -145,11 +145,15 @@ class Target:
 
     def describe(self, buffers: Iterable[Buffer], *notes: str) -> None:
         """Note what a reader must know, also of the set-aside of L2 and of managed buffers."""
-        of_window: tuple[str | None, ...] = (idle_set_aside(self.device),)
+        all_notes = [*notes]
         if self.window is not None:
-            of_window = self.window.notes
-        of_memory = managed_notes(self.device.facts, buffers)
-        self.notes = (*notes, *(note for note in of_window if note), *of_memory)
+            all_notes += self.window.notes
+        elif self.device in OPEN_STREAMS:
+            all_notes += idle_set_aside(self.device)
+        managed = [buffer for buffer in buffers if buffer.kind.managed]
+        if managed:
+            all_notes += managed_notes(self.device.facts, managed)
+        self.notes = tuple(all_notes)
 
 
 def checking(

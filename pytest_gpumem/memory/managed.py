@@ -221,16 +221,14 @@ def no_migration(facts: DeviceFacts) -> str | None:
 
 
 def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
-    pages = [buffer for buffer in buffers if buffer.kind.managed]
-    if not pages:
-        return
+    """Yield what a reader must know of a measurement with managed buffers."""
     if facts.host_page_tables:
         yield (
             "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, "
             "and access counters decide what migrates"
         )
     over = 0
-    for buffer in pages:
+    for buffer in buffers:
         if isinstance(buffer, ManagedBuffer) and buffer.oversubscribed:
             over += buffer.nbytes
     if over:

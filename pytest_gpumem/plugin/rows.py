@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import with_accepted_counts
 from pytest_gpumem.baselines.references import times_of
-from pytest_gpumem.judging.conditions import unreliable
 from pytest_gpumem.judging.differences import merged_record, row_differences
 from pytest_gpumem.judging.finding import (
     failed_before,
@@ -20,6 +19,7 @@ from pytest_gpumem.judging.finding import (
     unjudged,
     with_verdict,
 )
+from pytest_gpumem.judging.limits import unreliable
 from pytest_gpumem.limits import AT_THE_END, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_memory import WatchedTest, limited

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem import Case, GpuBenchmark, MiB
-from pytest_gpumem.judging.conditions import unreliable
+from pytest_gpumem.judging.limits import unreliable
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.spaces import Memory
 

@@ -222,3 +222,10 @@ def test_a_case_with_arrays_that_may_not_move_says_so(bench: Bench, moves: bool)
     assert any(note.startswith("its own arrays may lie at the same place") for note in notes) is (
         not moves
     )
+
+
+def test_ats_is_labelled_where_pages_migrate(bench: Bench) -> None:
+    bench.device.facts = replace(bench.device.facts, host_page_tables=True)
+    assert bench.measure("add", *bench.buffers(2)).notes == ()
+    managed = bench.measure("add", bench.memory.managed(MiB), bench.memory.managed(MiB))
+    assert [note[:4] for note in managed.notes] == ["ATS:"]

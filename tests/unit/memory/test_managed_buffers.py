@@ -143,11 +143,3 @@ def test_devices_without_migration_say_why() -> None:
     without = replace(H100, concurrent_managed_access=False)
     assert no_migration(H100) is None
     assert "concurrentManagedAccess is 0" in str(no_migration(without))
-
-
-def test_ats_is_labelled(memory: Memory) -> None:
-    buffers = [memory.managed(N)]
-    assert list(notes(H100, buffers)) == []
-    ats = replace(H100, host_page_tables=True)
-    assert [note[:4] for note in notes(ats, buffers)] == ["ATS:"]
-    assert list(notes(ats, [memory.device(N)])) == []
