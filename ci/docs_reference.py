@@ -332,8 +332,8 @@ def features() -> str:
     return "\n".join(lines)
 
 
-MODULES_OF_CONSTANTS = ("judging/limits.py", "judging/slowdown.py", "judging/duet.py")
-"""Modules of the package with the constants of a judgement."""
+MODULES_OF_CONSTANTS = ("judging/slowdown.py", "judging/duet.py")
+"""Modules of the package with the constants of a comparison."""
 
 
 def judging_constants() -> Iterator[tuple[str, str, str]]:

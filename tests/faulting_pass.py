@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.records.pages import PageCounts
+from pytest_gpumem.records.what_ran import PageCounts
 from pytest_gpumem.units import MiB
 
 FAULTING = PageCounts(

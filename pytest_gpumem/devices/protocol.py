@@ -35,8 +35,7 @@ from pytest_gpumem.devices.memory_kinds import (
 )
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Role
 from pytest_gpumem.records.device import Conditions, DeviceFacts
-from pytest_gpumem.records.pages import PageCounts
-from pytest_gpumem.records.what_ran import WhatRan
+from pytest_gpumem.records.what_ran import PageCounts, WhatRan
 from pytest_gpumem.units import GiB
 
 __all__ = [
@@ -228,9 +227,6 @@ class DeviceMemory(Protocol):
     def oversubscribe(self, nbytes: int) -> Allocation:
         """Managed memory that may exceed the device's, up to half of the host's available memory.
         Raises `OutOfMemory` before the driver is called."""
-
-    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        """A part, which is not freed."""
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """Use the memory of a NumPy array, page-locked if `register`."""

@@ -52,7 +52,7 @@ NOTHING_RAN = 1.5
 BUSY = 0.25
 """Share of the looks at which other work may keep the device busy; choice."""
 WIDEST = 0.5
-"""Largest part of a latency in doubt, by half its 95 % interval or by overhead; choice."""
+"""Largest half-width of a latency's 95 % interval, as a share of the latency; choice."""
 
 
 # Whether it can be judged
@@ -306,7 +306,7 @@ def _count_text(name: str, count: int) -> str:
     return f"{counted(count, word)} in a launch"
 
 
-JUDGED: Sequence[str] = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
+JUDGED = ("max_latency", "min_bandwidth", "min_overlap", "faster_than", *EXACT)
 """Limits on a measurement by itself."""
 
 

@@ -19,7 +19,7 @@ from statistics import NormalDist, fmean, median, stdev
 
 from pytest_gpumem.judging.differences import ran_the_same
 from pytest_gpumem.judging.finding import Check, against, basis
-from pytest_gpumem.judging.limits import WIDEST, quantile
+from pytest_gpumem.judging.limits import quantile
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import FARTHEST
 from pytest_gpumem.records.measurement import Measurement
@@ -48,6 +48,8 @@ PLAIN = 0.10
 """Slow-down beyond the limit that fails in a plain session, over the slowest saved process."""
 SUCCESSIVE = 3
 """Successive saved days that begin a reference anew if each is faster by more than the limit."""
+MOST_CORRECTED = 0.5
+"""Largest part of a latency that a correction of the overhead takes away; choice."""
 
 Runs = Sequence[tuple[date, Measurement]]
 """Saved runs of a row, each with its UTC date, oldest first."""
@@ -59,7 +61,7 @@ Runs = Sequence[tuple[date, Measurement]]
 def corrected_logs(runs: Sequence[Measurement]) -> list[list[float]]:
     """Return the log-latencies of each run's processes, corrected to their mean launch overhead.
 
-    As they are where an overhead is unknown, or a correction exceeds `WIDEST` of a latency.
+    As they are where an overhead is unknown, or a correction exceeds `MOST_CORRECTED` of a latency.
     """
     latencies, overheads = list[float](), list[float | None]()
     for run in runs:
@@ -85,7 +87,7 @@ def _corrected(latencies: list[float], overheads: Sequence[float | None]) -> lis
     corrected = []
     for latency, overhead in zip(latencies, known, strict=True):
         value = latency + common - overhead
-        if value <= (1 - WIDEST) * latency:
+        if value <= (1 - MOST_CORRECTED) * latency:
             return latencies
         corrected.append(value)
     return corrected

@@ -15,8 +15,7 @@ from pytest_gpumem.judging.differences import merged_record
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.managed import ManagedBuffer
-from pytest_gpumem.records.pages import Migrations
-from pytest_gpumem.records.what_ran import WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Migrations, WhatRan, what_ran
 from pytest_gpumem.units import format_bytes
 
 OUTSIDE = 0.01  # share of the timed seconds up to which work outside of them does not matter

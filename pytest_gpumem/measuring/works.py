@@ -140,7 +140,7 @@ class Works:
                 parts = {}
                 if pieces > 1:
                     for buffer in buffers.values():
-                        parts[buffer] = device.memory.part(buffer.allocation, offset, nbytes)
+                        parts[buffer] = buffer.allocation.part(offset, nbytes)
                 launches.append(kernel.launch(buffers, values, parts))
 
         bind()

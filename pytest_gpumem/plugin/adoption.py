@@ -84,9 +84,7 @@ class AdoptionFeature(Feature):
         finally:
             self._item = None
 
-    @contextmanager
-    def call(self, item: pytest.Item) -> Iterator[None]:
-        yield
+    def teardown(self, item: pytest.Item) -> None:
         benchmark = getattr(item, "funcargs", {}).get("benchmark")
         if benchmark is None or self._called or is_pytest_benchmarks(benchmark):
             return  # the ordinary fixture that was not called has nothing to adopt

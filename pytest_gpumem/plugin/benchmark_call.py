@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, Device, NotCounted, Unsupported
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.case import target_of
+from pytest_gpumem.plugin.footprints import TROUBLE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark, GpuTest
-from pytest_gpumem.plugin.gpu_memory import TROUBLE
 from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.session import GpuSession, state_of
 from pytest_gpumem.plugin.workers import benchmarks_are_off

@@ -1,25 +1,44 @@
-"""The features that watch the memory and the waits of tests."""
+"""Watches the memory and the waits of tests: the features, and a test that they watch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_gpumem.devices.errors import NotCounted
-from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.plugin.marks import MARKER, TEST_FIXTURE, uses
+from pytest_gpumem.devices.errors import DeviceError, NotCounted
+from pytest_gpumem.limits import AT_THE_END, MAX_WAITS, OF_FOOTPRINT, OF_WATCHED
+from pytest_gpumem.plugin.marks import (
+    MARKER,
+    MEMORY_FIXTURE,
+    TEST_FIXTURE,
+    keywords_of,
+    uses,
+    uses_benchmark,
+)
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import NO_FIXTURE_SIMULATED, GpuSession, state_of
-from pytest_gpumem.records.footprint import Waits
-from pytest_gpumem.settings import SettingsError
+from pytest_gpumem.records.footprint import Footprint, Waits
+from pytest_gpumem.records.limits import Limits
+from pytest_gpumem.settings import SettingsError, by_marker, of_marker, of_test
 
 if TYPE_CHECKING:
-    from pytest_gpumem.plugin.gpu_memory import WatchedTest
+    from pytest_gpumem.devices.footprints import MemoryWatch
 
+T = TypeVar("T")
+TROUBLE = (DeviceError, RuntimeError)
+"""Errors of the device and of libraries: limits on memory are UNDECIDED then."""
+COLLECTIONS = [lambda: gc.collect(1), lambda: gc.collect(2)]  # most objects of a test, and all
 SIMULATED = "not read: a simulated device calls no driver"  # of waits
+
+
+# The features
 
 
 class FootprintFeature(Feature):
@@ -49,8 +68,6 @@ class FootprintFeature(Feature):
         state.watched = None
         says_so = uses(item, TEST_FIXTURE) or item.get_closest_marker(MARKER) is not None
         if self._session.lost_in is None and (says_so or self._of_any):
-            from pytest_gpumem.plugin.gpu_memory import WatchedTest
-
             with suppress(SettingsError):  # reported where the marker is read
                 watched = WatchedTest(item, self._session)
                 if watched.watches:
@@ -92,24 +109,18 @@ class FootprintFeature(Feature):
             fixturedef.addfinalizer(lambda: footprints.released(growth))
 
     def _end(self, item: pytest.Item, watched: WatchedTest) -> None:
-        """Complete the rows of a test with what it keeps. Raises its failure by that."""
-        from pytest_gpumem.plugin.rows import judge_the_end
-
-        state_of(item).watched = None
-        footprint = None
+        """Read the memory of a test with what it keeps."""
         try:
             if self._session.lost_in is None:
-                footprint = watched.footprint(ended=True)
+                watched.whole = watched.footprint(ended=True)
         finally:
             self._watching = False
             watched.end()
-        if footprint is None:
-            return
-        if watched.shown and not footprint.driver_watched:
-            unseen = "; ".join(footprint.not_watched)
+        whole = watched.whole
+        if whole is not None and watched.shown and not whole.driver_watched:
+            unseen = "; ".join(whole.not_watched)
             why = f"not all is watched from {item.nodeid} on: {unseen}"
             self._session.remark_first("footprint", why)
-        judge_the_end(item, watched, footprint)
 
 
 class WaitFeature(Feature):
@@ -145,3 +156,161 @@ class WaitFeature(Feature):
         finally:
             counter.stop()
             watched.waits = counter.read(item.config.rootpath, watched.settings.allow_waits)
+
+
+# A test
+
+
+class WatchedTest:
+    """A test whose memory is watched, or whose waits are read."""
+
+    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
+        """Raises `SettingsError`: a marker cannot be used."""
+        self.item, self.session = item, session
+        keywords = keywords_of(item)
+        self.settings = of_test(session.settings, keywords)
+        self._warmups = of_marker(keywords, "warmups")
+        self._has_fixtures = uses(item, TEST_FIXTURE)
+        # A benchmark's limit on waits is on one launch.
+        is_benchmark = uses_benchmark(item)
+        names = OF_FOOTPRINT if is_benchmark else OF_WATCHED
+        self.limits = session.limits(item, names)
+        self.limited = uses(item, MEMORY_FIXTURE)  # it has a row even where it takes no memory
+        for name in names:
+            self.limited = self.limited or by_marker(self.limits, name)
+        footprint = session.settings.footprint
+        self.shown = self.watches = False
+        if footprint != "off":
+            of_memory = limited(self.limits, OF_FOOTPRINT)
+            self.shown = footprint == "on" or self.limited or of_memory  # in a row
+            self.watches = self.shown or self._has_fixtures
+        self.reads_waits = limited(self.limits, [MAX_WAITS])
+        if session.settings.waits and not is_benchmark:
+            self.reads_waits = True
+        self._watch: MemoryWatch | None = None
+        self._collections = gc.get_stats()[1:]  # those that make what survives old
+        self.trouble: BaseException | None = None  # why its memory cannot be read
+        self.waits: Waits | None = None  # of its body, once it has ended
+        self.count_waits: Callable[[], None] | None = None  # anew, where its waits are read
+        self.whole: Footprint | None = None  # its footprint, once it has ended
+        self.warms_up = False  # its function is called before it counts: parts have no rows
+        self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
+
+    def tried(self, read: Callable[[], T]) -> T | None:
+        """Return what is read; None once reading has failed."""
+        if self.trouble is None:
+            try:
+                return read()
+            except TROUBLE as error:
+                self.trouble = error
+        return None
+
+    def begin(self) -> None:
+        self._watch = self.tried(self._begin)
+
+    def _begin(self) -> MemoryWatch:
+        if self._has_fixtures:
+            _ = self.session.device  # opened now: it belongs to no test
+        footprints, root = self.session.footprints, self.item.config.rootpath
+        footprints.start(driver=self.shown, allow_kept=self.settings.allow_kept, root=root)
+        return footprints.watch()
+
+    def look(self) -> None:
+        if self._watch is not None:
+            self.tried(self.session.footprints.look)
+
+    def end(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        if self.watches:
+            with suppress(*TROUBLE):
+                self.session.footprints.stop()
+
+    def footprint(self, *, ended: bool) -> Footprint:
+        """The footprint so far, or at the end without what only pytest still refers to."""
+        footprint = Footprint(0)
+        if self._watch is not None or self.trouble is not None:
+            footprint = self.tried(partial(self._read, ended=ended)) or self.unread()
+        return replace(footprint, ended=ended, waits=self.waits)
+
+    def _read(self, *, ended: bool) -> Footprint:
+        watch = self._watch
+        assert watch is not None
+        footprint = watch.read()
+        if ended and (footprint.reserved or footprint.kept):
+            watch.settle()
+            collect = COLLECTIONS
+            if gc.get_stats()[1:] == self._collections and not limited(self.limits, AT_THE_END):
+                collect = COLLECTIONS[:1]  # no object of the test is older
+            footprint = read_after(watch, [partial(_let_go, self.item), *collect, watch.settle])
+        if self.session.facts.simulated and not self._has_fixtures:
+            footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
+        return footprint
+
+    def unread(self) -> Footprint:
+        """The footprint of the test, or of a part of it, that could not be read."""
+        why = str(self.trouble)
+        if not isinstance(self.trouble, NotCounted):
+            why = f"the memory could not be read: {why}"
+        return Footprint(0, not_watched=(why,))
+
+    @contextmanager
+    def warmed_up(self) -> Iterator[None]:
+        """Have the function called `warmups` times before the call that counts. What these calls
+        leave, such as plans and workspaces, belongs to no test. Raises `SettingsError`.
+        """
+        item, times = self.item, self._warmups
+        if times is None or self._watch is None:
+            yield
+            return
+        why = None
+        if uses_benchmark(item):
+            why = "a benchmark warms up by itself; accepted are tests without one"
+        elif not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
+            why = "only a plain function or method can be called again"
+        if why is not None:
+            raise SettingsError(f"marker: warmups {times}: {why}")
+        assert isinstance(item, pytest.Function)
+        body = item.obj
+
+        @wraps(body)
+        def function(*arguments: Any, **keywords: Any) -> Any:
+            self.warms_up = True
+            try:
+                with self.session.footprints.ours():
+                    for _ in range(times):
+                        body(*arguments, **keywords)
+                    # Cycles that the call to come would free make up for what it keeps.
+                    gc.collect()
+            finally:
+                self.warms_up = False
+            if self.count_waits is not None:
+                self.count_waits()
+            return body(*arguments, **keywords)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(item, "obj", function)
+            yield
+
+
+def limited(limits: Limits, names: Iterable[str] = OF_WATCHED) -> bool:
+    return any(getattr(limits, name) is not None for name in names)
+
+
+def read_after(watch: MemoryWatch, frees: Iterable[Callable[[], object]]) -> Footprint:
+    """Read a watch after as many calls of `frees`, in order, as it takes until nothing is kept."""
+    footprint = watch.read()
+    for free in frees:
+        if footprint.kept:
+            free()
+            footprint = watch.read()
+    return footprint
+
+
+def _let_go(item: pytest.Item) -> None:
+    """Drop the values of fixtures, as pytest does once the report of the teardown is made."""
+    arguments: dict[str, Any] = getattr(item, "funcargs", {})
+    for name in list(arguments):
+        # pytest-benchmark looks for its fixture once more.
+        if name != "benchmark" and not name.startswith("_gpumem"):
+            del arguments[name]

@@ -12,7 +12,7 @@ from pytest_gpumem.judging.finding import basis
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement, Overlap
-from pytest_gpumem.records.pages import Migrations
+from pytest_gpumem.records.what_ran import Migrations
 from pytest_gpumem.units import Quantity, ShownError, format_rate, format_share, format_time
 
 

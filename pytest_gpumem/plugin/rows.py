@@ -22,7 +22,7 @@ from pytest_gpumem.judging.finding import (
 from pytest_gpumem.judging.limits import unreliable
 from pytest_gpumem.limits import AT_THE_END, LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.plugin.gpu_memory import WatchedTest, limited
+from pytest_gpumem.plugin.footprints import WatchedTest, limited
 from pytest_gpumem.plugin.running import fail
 from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, GpuSession, state_of
 from pytest_gpumem.printable import printable
@@ -75,14 +75,14 @@ def judge_body(item: pytest.Item, error: BaseException | None, session: GpuSessi
         _fail(item, failing, session)
 
 
-def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint) -> None:
+def judge_the_end(item: pytest.Item, watched: WatchedTest) -> None:
     """Judge a test again with its whole footprint. Raises its failure, if none is reported yet."""
     session = watched.session
     state = state_of(item)
     rows = state.rows
     judged, failing = [], []
     for row in rows:
-        whole = _whole(row, watched, footprint)
+        whole = _whole(row, watched)
         if whole is not row and not row.failed:  # what a failure keeps is no finding of its own
             whole = _judged(whole, session, rows)
             if is_failure(whole.verdict, session.settings.strict):
@@ -94,9 +94,10 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest, footprint: Footprint)
         _fail(item, failing, session)
 
 
-def _whole(row: Row, watched: WatchedTest, footprint: Footprint) -> Row:
+def _whole(row: Row, watched: WatchedTest) -> Row:
     """A row with the whole footprint of its test; the same row if it is not about that."""
-    if row.footprint is None or row.label:
+    footprint = watched.whole
+    if footprint is None or row.footprint is None or row.label:
         return row
     if watched.trouble is None:
         peaks, kept = row.footprint.further_peaks, row.footprint.further_kept

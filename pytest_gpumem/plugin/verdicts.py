@@ -84,6 +84,19 @@ class VerdictFeature(Feature):
 
             judge_body(item, error, self._session)
 
+    @contextmanager
+    def teardown(self, item: pytest.Item) -> Iterator[None]:
+        """Judge a test again with what it keeps. Raises its failure by that."""
+        try:
+            yield
+        finally:
+            state = state_of(item)
+            watched, state.watched = state.watched, None
+            if watched is not None and watched.whole is not None:
+                from pytest_gpumem.plugin.rows import judge_the_end
+
+                judge_the_end(item, watched)
+
     def report(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:

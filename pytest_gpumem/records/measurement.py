@@ -22,8 +22,7 @@ from pytest_gpumem.records import (
     Share,
 )
 from pytest_gpumem.records.device import Conditions
-from pytest_gpumem.records.pages import Migrations, PageCounts
-from pytest_gpumem.records.what_ran import WhatRan
+from pytest_gpumem.records.what_ran import Migrations, PageCounts, WhatRan
 
 MODES_APART = 0.01  # Least gap between two modes of placements, as a share of the latency
 SCATTERS_APART = 6  # The same in shortest intervals that hold half of the placements

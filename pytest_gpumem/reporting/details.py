@@ -18,8 +18,8 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.pages import Migrations
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.what_ran import Migrations
 from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines
 from pytest_gpumem.reporting.terminal import columns, hanging, wrapped
 from pytest_gpumem.units import counted, format_rate, format_share, format_time, short_bytes

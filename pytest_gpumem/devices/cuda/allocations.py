@@ -197,8 +197,6 @@ class CudaMemory:
         check_oversubscription(nbytes, places.host_bytes()[1])
         return self._make(nbytes, MemoryKind.MANAGED, 0)
 
-    part = staticmethod(Allocation.part)
-
     def allocator(self, name: str) -> AbstractContextManager[AllocFree]:
         if name == "cudaMalloc":
             return nullcontext(partial(_cycle, R.cudaMalloc, R.cudaFree))

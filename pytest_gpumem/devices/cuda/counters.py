@@ -24,8 +24,14 @@ from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
 from pytest_gpumem.devices.cuda.hints import PROPERTIES, malloc_managed, prefetch
 from pytest_gpumem.devices.cuda.modules import MODULES, LaunchedKernel, Launches
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered, WindowSpec
-from pytest_gpumem.records.pages import PageCounts, PageEvent, page_counts
-from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import (
+    PageCounts,
+    PageEvent,
+    Step,
+    WhatRan,
+    page_counts,
+    what_ran,
+)
 
 BUFFER_BYTES = 2**17
 """Of a buffer of records, for which a first record waits; CUPTI requests more when it is full."""

@@ -29,8 +29,7 @@ from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Timeline
 from pytest_gpumem.kernels.kernel import LaunchShape, Role, fingerprint
 from pytest_gpumem.records.device import Conditions
-from pytest_gpumem.records.pages import PageCounts
-from pytest_gpumem.records.what_ran import Step, WhatRan, argument_text, what_ran
+from pytest_gpumem.records.what_ran import PageCounts, Step, WhatRan, argument_text, what_ran
 
 _Ready = tuple[Callable[[], object], Traffic, Step]  # effect, traffic and record of a kernel
 

@@ -41,7 +41,11 @@ def _backing(nbytes: int) -> NDArray[np.uint8]:
 def _backed(allocation: Allocation) -> NDArray[np.uint8]:
     if allocation.freed:
         raise protocol.DeviceError("the memory was freed")
-    memory: NDArray[np.uint8] = allocation.backing
+    whole = allocation.backing
+    if isinstance(whole, Allocation):
+        offset = allocation.address - whole.address or allocation.host_address - whole.host_address
+        return _backed(whole)[offset : offset + allocation.nbytes]
+    memory: NDArray[np.uint8] = whole
     return memory
 
 
@@ -105,11 +109,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     def oversubscribe(self, nbytes: int) -> Allocation:
         protocol.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
         return self._allocate(nbytes, MemoryKind.MANAGED)
-
-    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        part = allocation.part(offset, nbytes)
-        part.backing = _backed(allocation)[offset : offset + nbytes]
-        return part
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         kind, address = MemoryKind.PAGEABLE, 0

@@ -20,7 +20,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import AccessProperty, Advice, Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.kernels.kernel import SECTORS_COALESCED, Access
-from pytest_gpumem.records.pages import PageCounts
+from pytest_gpumem.records.what_ran import PageCounts
 from pytest_gpumem.units import KiB, MiB
 
 PAGE_BYTES = 64 * KiB  # of a page fault of the GPU

@@ -15,9 +15,8 @@ from pytest_gpumem.judging.differences import (
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement, MovedBytes, Window
-from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.row import Difference, LimitResult, Row, Verdict
-from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Migrations, PageCounts, Step, WhatRan, what_ran
 from pytest_gpumem.reporting.row import describe
 
 KERNEL = Step(

@@ -15,8 +15,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.pages import Migrations, PageCounts
-from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Migrations, PageCounts, Step, WhatRan, what_ran
 from pytest_gpumem.units import MiB, QuantityError
 
 TRIAD = Step(

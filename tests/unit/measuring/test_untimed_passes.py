@@ -13,8 +13,7 @@ from pytest_gpumem.devices.protocol import NotCounted, Undelivered
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.pages import PageCounts
-from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import PageCounts, Step, WhatRan, what_ran
 from pytest_gpumem.units import MiB
 
 N = 16 * MiB

@@ -19,7 +19,6 @@ from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement, MovedBytes, Repeat
-from pytest_gpumem.records.pages import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,
@@ -28,6 +27,7 @@ from pytest_gpumem.records.schema import (
     from_plain,
     row_to_json,
 )
+from pytest_gpumem.records.what_ran import Migrations, PageCounts
 
 MEASURED = Measurement(
     label="warm",

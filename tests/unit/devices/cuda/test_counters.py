@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.records.pages import PageEvent, page_counts
+from pytest_gpumem.records.what_ran import PageEvent, page_counts
 
 
 def test_faults_groups_and_pages_are_counted() -> None:

@@ -27,7 +27,7 @@ def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
     device = bench.device
     whole = bench.memory(4096, MemoryKind.PINNED)
     device.content.from_host(whole, np.arange(1024, dtype="i4"))
-    part = device.memory.part(whole, 1024, 2048)
+    part = whole.part(1024, 2048)
     assert device.content.to_host(part, "i4", 512)[0] == 256
     device.content.from_host(part, np.full(512, -1, dtype="i4"))
     seen = device.content.to_host(whole, "i4", 1024)
