@@ -135,6 +135,8 @@ def git(
         raise RevisionError(f"git cannot run: {error}") from None
     if run.returncode != 0:
         message = " ".join(run.stderr.decode(errors="replace").split())
+        if "not a git repository" in message:
+            raise RevisionError(f"{folder} is in no git repository")
         if error_text and message:
             message = f"{error_text}: {message}"
         failed = f"git {arguments[0]} failed with {run.returncode}"

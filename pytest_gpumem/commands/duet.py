@@ -27,15 +27,11 @@ from pytest_gpumem.commands import (
     terminal,
     test_option,
     write,
-    write_json,
 )
-from pytest_gpumem.files import load_results
 from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.finding import change
-from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.row import describe
@@ -65,13 +61,10 @@ REFUSED = {
     epilog=examples(
         "gpumem duet main                              # the working tree against main",
         "gpumem duet main --test tests/test_a.py::test_triad",
-        "gpumem duet v1.2 --flagged run.json -- -k 'not slow'",
+        "gpumem duet v1.2 -- -k 'not slow'",
     ),
 )
 @test_option
-@click.option(
-    "--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file."
-)
 @max_regression_option(
     'Allowed slow-down of tests without a limit of their own, such as "1%" (default).'
 )
@@ -85,7 +78,6 @@ REFUSED = {
 def duet(
     base: str,
     tests: tuple[str, ...],
-    flagged: str | None,
     max_regression: str | None,
     base_python: str | None,
     file: Path | None,
@@ -98,18 +90,7 @@ def duet(
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
     refuse(pytest_arguments, REFUSED)
-    if tests and flagged is not None:
-        raise click.UsageError("--test and --flagged exclude each other.")
     wanted = RowFilter(frozenset(tests) if tests else None)
-    if flagged is not None:
-        rows = _flagged(flagged)
-        if not rows:
-            click.echo(printable(f"nothing is flagged in {flagged}: there is nothing to compare"))
-            nothing = {"kind": "gpumem duet", "schema": SCHEMA, "exit": int(Exit.FINE)}
-            write_json(file, {**nothing, "verdicts": [], "processes": []})
-            return Exit.FINE
-        limits = {row.key: Limits(max_regression=row.limits.max_regression) for row in rows}
-        wanted = RowFilter(frozenset(row.nodeid for row in rows), limits)
     sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
         code, _ = play(
@@ -123,23 +104,6 @@ def duet(
     if file is not None:
         click.echo(printable(f"wrote {file}"))
     return code
-
-
-def _flagged(results: str) -> list[Row]:
-    """The rows whose slow-down a run left open or failed."""
-    try:
-        rows = load_results(Path(results)).document.rows
-    except UserError as error:
-        raise UserError(f"--flagged: {error}") from None
-    flagged = []
-    for row in rows:
-        outcomes = {result.limit: result.outcome for result in row.verdict.limits}
-        slower = outcomes.get("max_regression") is Outcome.FAIL
-        doubtful = row.verdict.outcome in (Outcome.UNDECIDED, Outcome.NEW)
-        is_open = doubtful and row.verdict.code is not Code.NOT_READ
-        if row.limits.max_regression is not None and (slower or is_open):
-            flagged.append(row)
-    return flagged
 
 
 def play(

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from pytest_gpumem.records import function_of, schema
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting import html, markdown
 from pytest_gpumem.reporting.conclusion import (
+    EXPLAINED,
     Conclusion,
     Run,
     advice,
@@ -63,7 +64,6 @@ REPORT, SUMMARY = "report.html", "summary.md"
 FILES = (RESULTS, JUNIT, "duet.json", "creep-*.json", REPORT, SUMMARY)
 MARKER = ".gitignore"  # file of a folder that a gate made; it hides the folder from git
 MARKER_TEXT = "# made by gpumem gate, which replaces its own files in this folder\n*\n"
-SHOWN = 3  # tests that the advice to accept names
 
 
 @click.command(
@@ -271,7 +271,7 @@ def _advice(
     if gate.looser:
         repair.append("restore the limit")
     return advice(
-        _repeat(gate, failing[0]) if failing else [],
+        _repeat(gate, failing),
         _accept(conclusion, gate, left_out, lost),
         uncounted=uncounted,
         limits=limits,
@@ -299,27 +299,38 @@ def _accept(
     for test in dict.fromkeys([*tests, *lost]):
         if function_of(test) not in new_names and test not in loosened:
             others.append(test)
-    commands = [others[:SHOWN]] if others else []
+    commands = [others[:EXPLAINED]] if others else []
     commands += [[new, "--renamed-from", old] for old, new in new_names.items()]
-    commands += list(loosened.values())[:SHOWN]
+    commands += list(loosened.values())[:EXPLAINED]
     return [f"gpumem accept {shlex.join(words)} --reason '...'" for words in commands]
 
 
-def _repeat(gate: Gate, row: Row) -> list[str]:
-    for result in row.verdict.limits:
-        if result.limit == TIME and result.outcome is Outcome.FAIL:
-            words = ["gpumem", "duet", gate.base, "--test", row.nodeid]
-            limit = row.limits.max_regression
-            if limit and not of_the_test(row.limits.origin.get(result.limit)):
-                words += ["--max-regression", limit]
-            if gate.base_python:
-                words += ["--base-python", gate.base_python]
-            return words
-    words = []
-    for word in gate.arguments:
-        if word.startswith("-") or not Path(word.partition("::")[0]).exists():
-            words.append(word)
-    return ["pytest", "--gpumem", *words, row.nodeid]
+def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[list[str]]:
+    """The commands that repeat what fails: a duet for times, and a session."""
+    slower, others, option = dict[str, None](), dict[str, None](), list[str]()
+    for row in failing:
+        by_time = [result for result in row.verdict.limits if result.limit == TIME]
+        if not any(result.outcome is Outcome.FAIL for result in by_time):
+            others[row.nodeid] = None
+            continue
+        slower[row.nodeid] = None
+        limit = row.limits.max_regression
+        if limit and not of_the_test(row.limits.origin.get(TIME)):
+            option = ["--max-regression", limit]
+    if slower:
+        words = ["gpumem", "duet", gate.base]
+        for test in list(slower)[:EXPLAINED]:
+            words += ["--test", test]
+        words += option
+        if gate.base_python:
+            words += ["--base-python", gate.base_python]
+        yield words
+    if others:
+        words = ["pytest", "--gpumem"]
+        for word in gate.arguments:
+            if word.startswith("-") or not Path(word.partition("::")[0]).exists():
+                words.append(word)
+        yield [*words, *list(others)[:EXPLAINED]]
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:

@@ -40,6 +40,7 @@ from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, Omission
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.conclusion import (
+    EXPLAINED,
     Conclusion,
     Run,
     advice,
@@ -184,7 +185,8 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
         for word in gpu.config.invocation_params.args:
             if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
                 again.append(str(word))
-        steps = advice([*again, failing[0].nodeid], accept, limits=limits)
+        tests = list(dict.fromkeys(row.nodeid for row in failing))
+        steps = advice([[*again, *tests[:EXPLAINED]]], accept, limits=limits)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, gpu.missing, advice=steps)
 

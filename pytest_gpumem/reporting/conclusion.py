@@ -35,7 +35,7 @@ from pytest_gpumem.reporting.terminal import wrapped
 from pytest_gpumem.units import counted
 
 LISTED = 20  # lost measurements that are listed; the results have all
-EXPLAINED = 5  # rows that a conclusion names, with what differs
+EXPLAINED = 5  # rows and tests that a conclusion names
 COLOURS: Mapping[int, str] = {
     Exit.FINE: "green",
     Exit.FAILED: "red",
@@ -143,7 +143,7 @@ def renamed(conclusion: Conclusion) -> dict[str, str]:
 
 
 def advice(
-    repeat: Sequence[str],
+    repeat: Iterable[Sequence[str]],
     accept: Sequence[str],
     *,
     uncounted: bool = False,
@@ -152,9 +152,7 @@ def advice(
 ) -> list[tuple[str, str]]:
     """What to do about a failure. `uncounted`: the gate counts no acceptance of the change.
     `limits`: names of broken limits that no acceptance covers."""
-    steps = []
-    if repeat:
-        steps.append(("to repeat", shlex.join(repeat)))
+    steps = [("to repeat", shlex.join(words)) for words in repeat]
     repairs = list(repair)
     if limits:
         names = ", ".join(dict.fromkeys(limits))

@@ -112,10 +112,7 @@ def commit_of(base: str, here: Path) -> str:
     if not base:
         raise UserError(f"BASE is empty; {accepted}")
     words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"]
-    try:
-        return git(here, words, f"BASE {base} is no revision of {here}").strip()
-    except RevisionError as error:  # with why, such as "detected dubious ownership"
-        raise UserError(f"{error}; {accepted}") from None
+    return git(here, words, f"BASE {base} is no revision of {here}; {accepted}").strip()
 
 
 # Environments

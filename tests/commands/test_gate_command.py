@@ -59,7 +59,15 @@ def test_a_base_that_git_does_not_know_touches_nothing(repository: Path) -> None
     result = run("nope")
     assert result.exit_code == 4
     assert result.stderr.startswith("gpumem: BASE nope is no revision of ")
+    assert "accepted is a git revision such as main" in result.stderr
     assert contents(repository) == {}
+
+
+def test_a_folder_outside_of_git_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("main")
+    assert result.exit_code == 4
+    assert result.stderr == f"gpumem: {tmp_path} is in no git repository\n"
 
 
 def test_mistakes_are_one_line(repository: Path) -> None:

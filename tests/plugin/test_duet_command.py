@@ -86,56 +86,17 @@ def complaint(done: Done[str]) -> str:
     return done.stderr.splitlines()[-1]
 
 
-def run_of(project: Project) -> dict[str, Any]:
-    """The results of a run that compared all tests with a baseline."""
-    options = "--gpumem-processes=1 --gpumem-max-regression=1% --benchmark-json=run.json"
-    run = [sys.executable, "-m", "pytest", "--gpumem", *options.split(), *PROCESSES]
-    for _ in range(2):
-        done = subprocess.run(
-            [*run, "--gpumem-save"],
-            cwd=project.folder,
-            env=project.environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout
-    document: dict[str, Any] = json.loads((project.folder / "run.json").read_text())
-    for row in document["gpumem"]["rows"]:
-        assert row["verdict"]["comparison"] is not None, row["verdict"]
-    return document
-
-
-def flagged(document: dict[str, Any], *tests: str) -> str:
-    """The results as if the screen had flagged these tests."""
-    for row in document["gpumem"]["rows"]:
-        row["verdict"] |= (
-            {"outcome": "UNDECIDED", "code": "looks slower"}
-            if row["nodeid"] in tests
-            else {"outcome": "PASS", "code": None}
-        )
-    return json.dumps(document)
-
-
-def test_it_finds_the_planted_slow_down_of_what_a_run_flagged(project: Project) -> None:
+def test_it_finds_the_planted_slow_down_of_chosen_tests(project: Project) -> None:
     """Half as many bytes more, not committed. Limits that every row breaks and a strict ini do not
     interfere."""
-    document = run_of(project)
-    project.write("run.json", flagged(document))
-    nothing = project.duet("main", "--flagged", "run.json", "--json", "out.json")
-    assert (nothing.returncode, nothing.stdout.splitlines()[0]) == (
-        0,
-        "nothing is flagged in run.json: there is nothing to compare",
-    )
-    assert verdicts(project.folder / "out.json") == {}
-    project.write("run.json", flagged(document, "test_it.py::test_mine", "test_it.py::test_same"))
-
     project.write("pytest.ini", "[pytest]\ngpumem_max_latency = 1 ns\ngpumem_strict = true\n")
     project.write("kern.py", "NBYTES = 80 << 20\n")
-    project.write(".gitignore", "run.json\nout.json\n.benchmarks\n__pycache__\n")
+    project.write(".gitignore", "out.json\n.benchmarks\n__pycache__\n")
     project.commit()
     project.write("kern.py", "NBYTES = 120 << 20\n")
     project.write("test_it.py", TESTS + NEW)
-    done = project.duet("main", "--flagged", "run.json", "--json", "out.json")
+    chosen = ("--test", "test_it.py::test_mine", "--test", "test_it.py::test_same")
+    done = project.duet("main", *chosen, "--json", "out.json")
     assert done.returncode == 1, done.stderr
     assert "after 1 pair: 2 rows undecided, at most" in done.stderr
     assert done.stderr.count("base: revision main (") == 1
@@ -230,8 +191,6 @@ def test_what_cannot_be_played_is_one_line(project: Project) -> None:
     )
     assert "--benchmark-json=x among" in complaint(refused("main", "--", "--benchmark-json=x"))
     assert "--json: none/x: there is no folder" in complaint(refused("main", "--json", "none/x"))
-    assert "--flagged: none: No such file" in complaint(refused("main", "--flagged", "none"))
-    assert "--flagged: pytest.ini: " in complaint(refused("main", "--flagged", "pytest.ini"))
     assert "pytest ended with 4: " in complaint(project.duet("main", "--", "--no-such-option"))
     assert (project.worktrees, project.left()) == (1, [])
 

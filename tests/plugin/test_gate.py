@@ -189,6 +189,26 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(
     assert any(line.startswith("FAILED ") for line in result.outlines[:begins])
 
 
+def test_what_repeats_names_each_test_that_fails_once(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("n", range(3))
+        @pytest.mark.gpumem(max_latency="1 ns")
+        def test_it(gpu_benchmark, device_buffer, gpu_kernels, n):
+            for label in "ab":
+                gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), label=label)
+        """
+    )
+    result = gpumem("--gpumem-strict")
+    (line,) = (line for line in result.outlines if line.startswith("to repeat: "))
+    name = "test_what_repeats_names_each_test_that_fails_once.py::test_it"
+    assert line.endswith(f" --gpumem-strict '{name}[0]' '{name}[1]' '{name}[2]'")
+
+
 def test_no_baseline_is_a_warning_and_fails_when_strict(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:

@@ -252,6 +252,8 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     assert copied in summary
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
     assert copied in shown
+    tests = "test_it.py::test_peak test_it.py::test_copied"
+    assert f"to repeat: pytest --gpumem {tests} to accept" in shown
     assert copied in Path("gpumem-results", "summary.md").read_text()
 
 
@@ -513,9 +515,15 @@ def test_the_origin_of_a_limit_of_base_is_said(
 
 
 def test_a_stricter_limit_of_the_change_holds(gate: Gate) -> None:
-    code, text = gate(replaced('max_latency="1 s"', 'max_latency="1 ns"'))
+    code, text = gate(SLOW | replaced('max_latency="1 s"', 'max_latency="1 ns"'))
     assert code == 1, text
     assert "in this change" not in text
+    # A duet repeats what is slower than base, and a session all else.
+    duet, session = (line for line in text.splitlines() if line.startswith("to repeat: "))
+    assert duet == "to repeat: gpumem duet origin/main --test test_it.py::test_copy"
+    sizes = ("'test_it.py::test_sizes[16]'", "'test_it.py::test_sizes[32]'")
+    assert session.startswith("to repeat: pytest --gpumem ")
+    assert all(test in session for test in sizes)
 
 
 @pytest.mark.parametrize(

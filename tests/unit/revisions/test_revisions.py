@@ -111,7 +111,7 @@ def test_without_a_common_history_a_shallow_clone_is_said(
 
 def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(RevisionError, match="is no commit of"):
+    with pytest.raises(RevisionError, match="is in no git repository"):
         ancestry("main", set(), tmp_path)
     assert head(tmp_path) is None
     monkeypatch.setenv("PATH", "")
