@@ -3,7 +3,7 @@
 A run is a file, `<place>/<GPU>/gpumem/<utc>-<revision>-<id>.json`. It is written whole, never
 changes, and no name is used twice: so writers need no lock.
 
-    {"schema": 4, "sha256": "...", "content": {
+    {"schema": 5, "sha256": "...", "content": {
         "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
 
 The sha256 covers the content as JSON with sorted keys: a formatter does not change it, an edit
@@ -39,7 +39,7 @@ from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import check_schema, converted
+from pytest_gpumem.records.schema import converted
 from pytest_gpumem.revisions import Ancestry, ancestry
 from pytest_gpumem.units import QuantityError
 
@@ -54,7 +54,7 @@ _OURS = (
     "create",
 )
 """Events of GitHub that only somebody with write access can cause."""
-LAYOUT = 4  # version of the layout of a file
+LAYOUT = 5  # version of the layout of a file
 _REMEDY = "restore the file from a copy, or delete it"
 _fields = cache(structs.fields)
 
@@ -85,11 +85,19 @@ class Store:
 
         `history`: sorts revisions; only runs that the change is built on count. None: all count.
         """
-        runs = [run for _, run in self.files()]
+        files = list(self.files())
+        runs = [run for _, run in files if run is not None]
         counting, left_out = _counting(runs, history)
+        others = len(files) - len(runs)
+        if others:
+            left_out.append(
+                f"{others} of {len(files)} files do not count: of another version of the plugin; "
+                "save anew, then delete them"
+            )
         baseline = assemble(counting, self._facts, accepted or Acceptances())
-        note = None if baseline.processes else self._absence(left_out)
-        return replace(baseline, note=note, left_out=left_out)
+        words = "; ".join(left_out) or None
+        note = None if baseline.processes else self._absence(words)
+        return replace(baseline, note=note, left_out=words)
 
     def load_with_acceptances(
         self, root: Path, base: str | None, *, counts_added: bool
@@ -155,14 +163,17 @@ class Store:
         except OSError as error:
             return f"nothing can be stored in {self.folder}: {error.strerror or error}"
 
-    def files(self) -> Iterator[tuple[Path, SavedRun]]:
-        """Yield every file, by name. Raises `UserError`."""
+    def files(self) -> Iterator[tuple[Path, SavedRun | None]]:
+        """Yield every file, by name; None is of another layout. Raises `UserError`."""
         names: dict[str, str] = {}  # of files, by the id of their run
         for path in _paths(self.folder):
             try:
                 if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait
                     raise FileError("not a file")
                 run = read(content(path))
+                if run is None:
+                    yield path, None
+                    continue
                 if run.device.key != self._facts.key:
                     raise FileError(f"of {run.device.key}, this device is {self._facts.key}")
                 first = names.setdefault(run.id, path.name)
@@ -292,10 +303,10 @@ def _paths(folder: Path) -> list[Path]:
 
 def _counting(
     runs: Sequence[SavedRun], history: Callable[[frozenset[str]], Ancestry] | None
-) -> tuple[list[SavedRun], str | None]:
+) -> tuple[list[SavedRun], list[str]]:
     """Return the runs that count, and what is left out, in words."""
     if history is None:
-        return list(runs), None
+        return list(runs), []
     known = history(frozenset(run.revision for run in runs if run.revision is not None))
     counting = []
     unknown = 0
@@ -306,11 +317,11 @@ def _counting(
             unknown += 1
     left = len(runs) - len(counting)
     if not left:
-        return counting, None
+        return counting, []
     text = f"{left} of {len(runs)} files do not count: of no commit up to {known.merge_base[:12]}"
     if unknown:
         text += f"; {unknown} saved with uncommitted changes, or of no revision of this repository"
-    return counting, text
+    return counting, [text]
 
 
 # The text of a file
@@ -337,15 +348,17 @@ def digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(text: bytes) -> SavedRun:
-    """Return the run of a `file_text`. Raises `FileError`: of another text, or a changed one."""
+def read(text: bytes) -> SavedRun | None:
+    """Return the run of a `file_text`, or None of one of another layout. Raises `FileError`: it is
+    another text, or a changed one."""
     try:
         file = parsed(text)
     except FileError as error:
         raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
-    if isinstance(file, dict) and "schema" not in file:
+    if not isinstance(file, dict) or not isinstance(file.get("schema"), int):
         raise FileError("this is no baseline file of this plugin; remove it")
-    check_schema(file, LAYOUT)
+    if file["schema"] != LAYOUT:
+        return None
     content = file.get("content")
     if file.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
         raise FileError("$: not the keys schema, sha256 and content")

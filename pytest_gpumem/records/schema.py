@@ -100,7 +100,7 @@ def document(
 
 def document_from_json(value: Any, path: str = "$") -> Document:
     """Return the run that `document` wrote."""
-    check_schema(value, SCHEMA, path)
+    _check_schema(value, path)
     run = from_plain(value, Document, path)
     claims = {"simulated": value.get("simulated")}
     for index, row in enumerate(run.rows):
@@ -111,14 +111,14 @@ def document_from_json(value: Any, path: str = "$") -> Document:
     return run
 
 
-def check_schema(value: Any, expected: int, path: str = "$") -> None:
+def _check_schema(value: Any, path: str) -> None:
     """Refuse a file with another version of its layout, or with none."""
     if not isinstance(value, dict):
         raise FileError(f"{path}: not a JSON object")
     version = value.get("schema")
-    if version != expected:
+    if version != SCHEMA:
         written = "missing" if version is None else repr(version)
-        raise FileError(f"{path}.schema: {written}; this version reads {expected}")
+        raise FileError(f"{path}.schema: {written}; this version reads {SCHEMA}")
 
 
 def _with_derived(record: Record, path: str) -> dict[str, Any]:

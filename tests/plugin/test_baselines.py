@@ -248,4 +248,4 @@ def test_outside_a_repository(
     result = gpumem()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.stderr.lines if line.strip()]
-    assert line.startswith("ERROR: gpumem: 'main' is no commit of ")
+    assert line == f"ERROR: gpumem: {pytester.path} is in no git repository"
