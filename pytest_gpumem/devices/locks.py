@@ -60,7 +60,7 @@ def exclusive(
     try:
         yield
     finally:
-        with suppress(OSError):  # the note alone would stay
+        with suppress(OSError):
             holder.unlink()
         lock.release()
 

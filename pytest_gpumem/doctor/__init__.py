@@ -265,6 +265,6 @@ def text(report: Report, width: int) -> list[str]:
         first = f"{check.status:<7}  {check.name:<{names}}  "
         lines += hanging(first, printable(check.detail), width)
         if check.remedy:
-            lines += hanging(" " * len(first) + "-> ", printable(check.remedy), width)
+            lines += hanging(" " * len(first) + "→ ", printable(check.remedy), width)
     summary = wrapped(printable(report.summary), width, indent="")
     return [*summary, "", *lines] if report.device is None else [*lines, "", *summary]

@@ -294,11 +294,11 @@ class KernelTarget(Target):
         return lambda stream: kernels.launch(launch, stream)
 
     def _poison(self, stream: Stream) -> None:
-        self._leave()
+        self.close()
         self._poison_outputs(stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
-        self._leave()
+        self.close()
         # A window lies on a buffer, and managed pages are put home a buffer at a time.
         if self.any_stream and all(buffer.kind is MemoryKind.DEVICE for buffer in self._movable):
             nbytes = sum(buffer.nbytes for buffer in self._movable)
@@ -334,16 +334,13 @@ class KernelTarget(Target):
             queues.append(self._queue(self._bound.launch(self._buffers, self._values, placed)))
         self._queues, self.places = queues, count
 
-    def _leave(self) -> None:
+    def close(self) -> None:
         """Go back to the buffers themselves."""
         if self._copies:
             self._bind()
             copies, self._copies = self._copies, []
             for allocation in copies:
                 self.arena.release(allocation)
-
-    def close(self) -> None:
-        self._leave()
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:

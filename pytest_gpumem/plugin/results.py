@@ -173,20 +173,19 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
         causes.append(f"{len(unjudged)} not judged (--gpumem-strict)")
     if not causes:
         return None
-    steps: list[tuple[str, str]] = []
     failing = worst_first(failing)
-    if failing:
-        accept, limits = list[str](), list[str]()
-        for row in failing:
-            limits += absolute_limits(row)
-            if any(changes_of(row)) and not accept:
-                accept.append(command(row))
-        again = ["pytest"]
-        for word in gpu.config.invocation_params.args:
-            if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
-                again.append(str(word))
-        tests = list(dict.fromkeys(row.nodeid for row in failing))
-        steps = advice([[*again, *tests[:EXPLAINED]]], accept, limits=limits)
+    accept, limits, tests = list[str](), list[str](), dict[str, None]()
+    for row in failing:
+        limits += absolute_limits(row)
+        tests[row.nodeid] = None
+        if any(changes_of(row)) and not accept:
+            accept.append(command(row))
+    again = ["pytest"]
+    for word in gpu.config.invocation_params.args:
+        if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
+            again.append(str(word))
+    again += list(tests)[:EXPLAINED]
+    steps = advice([again] if failing else [], accept, limits=limits)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, gpu.missing, advice=steps)
 

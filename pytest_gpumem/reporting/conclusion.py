@@ -217,7 +217,7 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
             sentences.append(f"{outcome.word} {which}: {those[0].verdict.reason}")
         if outcome is Outcome.NEW and store and of_outcome:
             sentences[-1] += (
-                "; to store this state: pytest --gpumem --gpumem-save --gpumem-processes 3"
+                "; pytest --gpumem --gpumem-save --gpumem-processes 3 stores this state"
             )
     return sentences
 

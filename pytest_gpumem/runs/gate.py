@@ -85,7 +85,7 @@ class Gate:
         Raises `NoAnswer`: its tests cannot be collected.
         """
         self.say(f"collect the tests of the merge base with {self.base}, and measure the change")
-        title = f"merge base with {self.base} {self.merge_base[:10]}"
+        title = f"merge base {self.merge_base[:10]}"
         with revision_side(self.merge_base, Path.cwd(), title, python=self.base_python) as side:
             self.base_side = side
             self._run_session()

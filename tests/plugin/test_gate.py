@@ -216,7 +216,7 @@ def test_no_baseline_is_a_warning_and_fails_when_strict(
     relaxed = gpumem()
     relaxed.assert_outcomes(passed=1)
     relaxed.stdout.fnmatch_lines(
-        ["NEW *::test_copy: *; to store this state: *", "1 row (simulated): 1 NEW"]
+        ["NEW *::test_copy: *; pytest --gpumem --gpumem-save *", "1 row (simulated): 1 NEW"]
     )
     strict = gpumem("--gpumem-strict")
     strict.assert_outcomes(failed=1)

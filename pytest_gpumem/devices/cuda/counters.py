@@ -109,7 +109,7 @@ class CudaCounters(Counters):
         spans: list[Span] = []
         with self._subscribed() as cupti:
             # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
-            begun = int(cupti.get_timestamp())
+            begun = self._now()
 
             def receive(record: Any) -> None:
                 name, blocks = "", 0
@@ -138,9 +138,9 @@ class CudaCounters(Counters):
                     steps.append(((int(record.correlation_id), node, start), step))
 
             def body() -> None:
-                times.append(int(cupti.get_timestamp()))
+                times.append(self._now())
                 work()
-                times.append(int(cupti.get_timestamp()))
+                times.append(self._now())
                 wait()
 
             with self._refusals("the attributes of launches"):
@@ -177,6 +177,11 @@ class CudaCounters(Counters):
         except self._errors as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise NotCounted(f"CUPTI refuses {what}: {lines[0]}") from error
+
+    def _now(self) -> int:
+        """Nanoseconds by CUPTI's clock, which fails once the context is lost."""
+        with self._refusals("to tell the time"):
+            return int(self._cupti.get_timestamp())
 
     def _page_events(self, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
         """The events of a pass, and True if mappings were counted."""

@@ -158,7 +158,7 @@ def test_what_leaves_rows_open_is_said_once_with_what_decides(
         "UNDECIDED t.py::test_w: by another limit\n"
         "NEW t.py::test_new: no row\n"
         "NEW t.py::test_old: driver 580 -> 590; "
-        "to store this state: pytest --gpumem --gpumem-save --gpumem-processes 3\n"
+        "pytest --gpumem --gpumem-save --gpumem-processes 3 stores this state\n"
     ) in text
     saved = table(rows, facts, width=200, colour=False, saved=True)
     assert "NEW t.py::test_old: driver 580 -> 590\n" in saved
