@@ -16,13 +16,13 @@ from statistics import fmean, median_low, stdev
 from pytest_gpumem.judging.differences import differences, measured_differently
 from pytest_gpumem.judging.finding import Check, change, check_of
 from pytest_gpumem.judging.footprint import judge_waits
-from pytest_gpumem.judging.limits import judge_count, quantile
+from pytest_gpumem.judging.limits import judge_count
 from pytest_gpumem.judging.slowdown import PASSES, corrected_logs
 from pytest_gpumem.limits import COMPARED, MAX_WAITS, PEAK, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.measurement import Measurement, quantile
 from pytest_gpumem.records.row import Difference, LimitResult, Row
 from pytest_gpumem.units import counted, format_share, parse_growth, parse_margin, sizes
 

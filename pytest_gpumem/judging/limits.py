@@ -9,7 +9,6 @@ test; it holds where the factor exceeds the margin of a repetition (99 %), else 
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import FARTHEST
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.measurement import Measurement, quantile
 from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import (
     counted,
@@ -357,36 +356,3 @@ def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[LimitResu
         rate, peak = format_rate(bandwidth), format_rate(facts.dram_peak)
         reason = f"the declared traffic is wrong: {rate} is above the device's peak of {peak}"
         yield LimitResult("", Outcome.FAIL, None, reason)
-
-
-# Student's t distribution. SciPy has it; it is larger than this package.
-
-
-@functools.cache
-def quantile(confidence: float, freedom: int) -> float:
-    """Return the value that is not exceeded with a confidence from 0.5 on, to nine digits."""
-    low, high = 0.0, 1.0
-    while _within(high, freedom) < 2 * confidence - 1:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _within(middle, freedom) < 2 * confidence - 1:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _within(t: float, freedom: int) -> float:
-    """Probability of a value between -t and t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2
-    term = math.sin(angle)
-    if odd:
-        term *= math.cos(angle)
-    total = 0.0
-    for index in range(freedom // 2):
-        total += term
-        above = 2 * index + 1 + odd
-        term *= math.cos(angle) ** 2 * above / (above + 1)
-    return 2 / math.pi * (angle + total) if odd else total

@@ -19,10 +19,9 @@ from statistics import NormalDist, fmean, median, stdev
 
 from pytest_gpumem.judging.differences import ran_the_same
 from pytest_gpumem.judging.finding import Check, against, basis
-from pytest_gpumem.judging.limits import quantile
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import FARTHEST
-from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.measurement import Measurement, quantile
 from pytest_gpumem.records.row import Comparison, LimitResult
 from pytest_gpumem.units import format_share, parse_margin
 

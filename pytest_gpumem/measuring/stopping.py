@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from pytest_gpumem.judging.limits import quantile
+from pytest_gpumem.records.measurement import quantile
 
 LEAST_SAMPLES = 3  # of a placement, where a launch is slow for the budget
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise

@@ -145,15 +145,14 @@ class Target:
 
     def describe(self, buffers: Iterable[Buffer], *notes: str) -> None:
         """Note what a reader must know, also of the set-aside of L2 and of managed buffers."""
-        all_notes = [*notes]
         if self.window is not None:
-            all_notes += self.window.notes
+            notes += self.window.notes
         elif self.device in OPEN_STREAMS:
-            all_notes += idle_set_aside(self.device)
+            notes += tuple(idle_set_aside(self.device))
         managed = [buffer for buffer in buffers if buffer.kind.managed]
         if managed:
-            all_notes += managed_notes(self.device.facts, managed)
-        self.notes = tuple(all_notes)
+            notes += tuple(managed_notes(self.device.facts, managed))
+        self.notes = notes
 
 
 def checking(

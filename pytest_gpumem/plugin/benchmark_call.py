@@ -116,9 +116,11 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
         )
     measurement = replace(measurement, notes=(*measurement.notes, *notes))
     test.measurements[""] = measurement, limits, extra
+    assert test.entries is not None
     if fixture.stats is not None:
         extra[HOST] = float(fixture.stats.stats.median)
-    if peak is not None and test.entries is not None:
+        test.entries.further["adopted"] = True
+    if peak is not None:
         test.entries.further["peak_bytes"] = peak
     return True
 

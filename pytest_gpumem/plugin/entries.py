@@ -45,12 +45,13 @@ class Entries:
         """`benchmark`: the test's fixture."""
         self._fixture = benchmark if is_pytest_benchmarks(benchmark) else None
         self._added: list[BenchmarkFixture] = []
-        self.further: dict[str, Any] = {}  # further figures for `extra_info`
+        self.further: dict[str, Any] = {}
+        """Further figures for `extra_info`; "adopted" if the fixture has measured the same call."""
         self.called = False  # the test has called `gpu_benchmark`
 
-    def add(self, row: Row, figures: Mapping[str, Any], *, adopted: bool) -> None:
+    def add(self, row: Row, figures: Mapping[str, Any]) -> None:
         """Add the entry of a row, which no save or compare takes if its test failed.
-        `figures`: for `extra_info`. `adopted`: the fixture has measured the same call."""
+        `figures`: for `extra_info`."""
         fixture = self._fixture
         if fixture is None or row.measurement is None:
             return
@@ -62,9 +63,8 @@ class Entries:
         gpumem, label = {**self.further, **figures}, row.label
         if beside:
             label = label or "gpu"
-        if adopted:
+        if "adopted" in gpumem:
             entry.group = f"{fixture.group} GPU" if fixture.group else "GPU"
-            gpumem["adopted"] = True
         if label:
             entry.name, entry.fullname = f"{entry.name}[{label}]", f"{entry.fullname}[{label}]"
         if figures["simulated"]:

@@ -38,9 +38,6 @@ COLLECTIONS = [lambda: gc.collect(1), lambda: gc.collect(2)]  # most objects of 
 SIMULATED = "not read: a simulated device calls no driver"  # of waits
 
 
-# The features
-
-
 class FootprintFeature(Feature):
     """Watches tests whose memory or waits somebody asks for, and tests with our fixtures."""
 
@@ -93,7 +90,11 @@ class FootprintFeature(Feature):
             yield
         finally:
             if watched is not None:
-                self._end(item, watched)
+                self._watching = False
+                watched.end()
+                if watched.unseen:
+                    why = f"not all is watched from {item.nodeid} on: {watched.unseen}"
+                    self._session.remark_first("footprint", why)
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
@@ -107,20 +108,6 @@ class FootprintFeature(Feature):
             yield
         if growth:
             fixturedef.addfinalizer(lambda: footprints.released(growth))
-
-    def _end(self, item: pytest.Item, watched: WatchedTest) -> None:
-        """Read the memory of a test with what it keeps."""
-        try:
-            if self._session.lost_in is None:
-                watched.whole = watched.footprint(ended=True)
-        finally:
-            self._watching = False
-            watched.end()
-        whole = watched.whole
-        if whole is not None and watched.shown and not whole.driver_watched:
-            unseen = "; ".join(whole.not_watched)
-            why = f"not all is watched from {item.nodeid} on: {unseen}"
-            self._session.remark_first("footprint", why)
 
 
 class WaitFeature(Feature):
@@ -220,11 +207,23 @@ class WatchedTest:
             self.tried(self.session.footprints.look)
 
     def end(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        if self.watches:
-            with suppress(*TROUBLE):
-                self.session.footprints.stop()
+        """Read the memory with what the test keeps, and watch no longer."""
+        try:
+            if self.session.lost_in is None:
+                self.whole = self.footprint(ended=True)
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+            if self.watches:
+                with suppress(*TROUBLE):
+                    self.session.footprints.stop()
+
+    @property
+    def unseen(self) -> str:
+        """What of the memory in its rows is not watched; empty if all is."""
+        if self.whole is None or not self.shown or self.whole.driver_watched:
+            return ""
+        return "; ".join(self.whole.not_watched)
 
     def footprint(self, *, ended: bool) -> Footprint:
         """The footprint so far, or at the end without what only pytest still refers to."""

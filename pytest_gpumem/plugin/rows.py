@@ -34,7 +34,6 @@ from pytest_gpumem.records.row import HOST, Difference, LimitResult, Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.output_formats import properties
-from pytest_gpumem.reporting.row import figures
 from pytest_gpumem.settings import both_limits
 from pytest_gpumem.units import counted
 
@@ -60,13 +59,8 @@ def judge_body(item: pytest.Item, error: BaseException | None, session: GpuSessi
     failed = (error is not None and skip is None) or (test is not None and test.subtest_failed)
     failed = failed or any(is_failure(row.verdict, strict) for row in rows)
     rows = [replace(row, failed=failed) for row in rows]
-    if test is not None and test.entries is not None:
-        if failed and not test.measurements:
-            rows = [unmeasured(item, session, error)]
-        for row in rows:
-            if row.measurement is not None:
-                shown = figures(row, session.facts)
-                test.entries.add(row, shown, adopted=HOST in row.extra)
+    if failed and test is not None and test.entries is not None and not test.measurements:
+        rows = [unmeasured(item, session, error)]
     state.rows = rows
     if caught is not None:
         raise caught

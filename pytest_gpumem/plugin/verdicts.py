@@ -121,6 +121,11 @@ class VerdictFeature(Feature):
 
             fail_by_others(item, report, self._session)
         if test is not None and test.entries is not None:
+            if report.when == "call":
+                from pytest_gpumem.reporting.row import figures
+
+                for row in state.rows:
+                    test.entries.add(row, figures(row, self._session.facts))
             raised = report.when == "call" and test.entries.called and not test.measurements
             if raised or not report.passed or hasattr(report, "wasxfail"):
                 test.entries.excuse()

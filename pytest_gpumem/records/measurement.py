@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain, pairwise
 from typing import Annotated, Any
 
@@ -240,7 +241,7 @@ class Measurement(Record, frozen=True, dict=True):
         """All samples in seconds, placement after placement."""
         return tuple(chain.from_iterable(self.placements))
 
-    @cached_property
+    @functools.cached_property
     def medians(self) -> tuple[float, ...]:
         """Median of each placement in seconds."""
         return tuple(statistics.median(times) for times in self.placements)
@@ -293,3 +294,36 @@ class Measurement(Record, frozen=True, dict=True):
         if self.half_width is None:
             return None
         return self.half_width / self.latency
+
+
+# Student's t distribution. SciPy has it; it is larger than this package.
+
+
+@functools.cache
+def quantile(confidence: float, freedom: int) -> float:
+    """Return the value that is not exceeded with a confidence from 0.5 on, to nine digits."""
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < 2 * confidence - 1:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _within(middle, freedom) < 2 * confidence - 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """Probability of a value between -t and t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.sin(angle)
+    if odd:
+        term *= math.cos(angle)
+    total = 0.0
+    for index in range(freedom // 2):
+        total += term
+        above = 2 * index + 1 + odd
+        term *= math.cos(angle) ** 2 * above / (above + 1)
+    return 2 / math.pi * (angle + total) if odd else total

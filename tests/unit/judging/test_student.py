@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.special import stdtrit
 
-from pytest_gpumem.judging.limits import quantile
+from pytest_gpumem.records.measurement import quantile
 
 
 def test_the_quantile_is_scipys() -> None:
