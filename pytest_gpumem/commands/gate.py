@@ -309,8 +309,8 @@ def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[list[str]]:
     """The commands that repeat what fails: a duet for times, and a session."""
     slower, others, option = dict[str, None](), dict[str, None](), list[str]()
     for row in failing:
-        by_time = [result for result in row.verdict.limits if result.limit == TIME]
-        if not any(result.outcome is Outcome.FAIL for result in by_time):
+        failed = {result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL}
+        if TIME not in failed:
             others[row.nodeid] = None
             continue
         slower[row.nodeid] = None

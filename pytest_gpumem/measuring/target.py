@@ -222,8 +222,7 @@ def checking(
         for argument, (count, first) in differing().items():
             raise WrongResult(
                 f"{name or kernel.name}: {count} of {expected[argument].size} elements of "
-                f"{argument!r} are wrong after one launch on poisoned outputs; the first is "
-                f"element {first}"
+                f"{argument!r} are wrong after one launch; the first is element {first}"
             )
         expected.clear()
 

@@ -199,11 +199,10 @@ class Works:
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
-        prepare, poison = _poisoned_after(before.queue, work)
-        work = copy.copy(work)
-        work.prepare, work.poison = prepare, poison
-        work.parts = ()  # measured alone they would run without `before`
-        return work
+        prepared = copy.copy(work)
+        prepared.prepare, prepared.poison = _poisoned_after(before, work)
+        prepared.parts = ()  # measured alone they would run without `before`
+        return prepared
 
     @on_its_device
     def together(self, *works: Work) -> Work:
@@ -333,14 +332,14 @@ class Works:
 
 
 def in_turn(works: Sequence[Work]) -> Work:
-    """Return works, each on the result of the one before; the last result is checked."""
+    """Return works, each on the result of the one before; each result is checked."""
     if not _engines(works):
         raise BadCall("in_turn() takes pieces of work")
     return reduce(_then, works)
 
 
 def _then(first: Work, last: Work) -> Work:
-    ahead, poison = _poisoned_after(first.queue, last)
+    ahead, poison = _poisoned_after(first, last)
 
     def queue(stream: Stream) -> None:
         ahead(stream)
@@ -351,17 +350,21 @@ def _then(first: Work, last: Work) -> Work:
     return _several((first, last), " then ", queue, poison, last.verify)
 
 
-def _poisoned_after(queue: Queue, work: Work) -> tuple[Queue, Queue]:
-    """Return `queue`, and what has its next run end with the poison of `work`: only then is the
-    input right from which the result is expected."""
+def _poisoned_after(before: Work, work: Work) -> tuple[Queue, Queue]:
+    """Return what queues `before`, and what has its next run check it and poison `work`, whose
+    input is right only then."""
     due = False
 
     def ahead(stream: Stream) -> None:
         nonlocal due
-        queue(stream)
-        if due:
-            due = False
+        checks, due = due, False
+        if checks:
+            before.poison(stream)
+        before.queue(stream)
+        if checks:
             work.device.streams.synchronize(stream)
+            if before.verify is not None:
+                before.verify()
             work.poison(stream)
 
     def poison(stream: Stream) -> None:
@@ -432,8 +435,9 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
 def _check_engines(device: Device, engines: Set[str]) -> None:
     facts = device.facts
     if facts.async_engines < 1 and engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}:
-        raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")
-    if facts.async_engines < 2 and engines == {HOST_TO_DEVICE, DEVICE_TO_HOST}:
-        raise Unsupported(
-            f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})"
-        )
+        copies = "nothing beside other work"
+    elif facts.async_engines < 2 and engines == {HOST_TO_DEVICE, DEVICE_TO_HOST}:
+        copies = "one way at a time"
+    else:
+        return
+    raise Unsupported(f"{facts.name} copies {copies} (asyncEngineCount is {facts.async_engines})")

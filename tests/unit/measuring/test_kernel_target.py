@@ -78,13 +78,13 @@ def does(bench: Bench, doing: Doing) -> None:
         (
             "copy",
             skip,
-            "copy: 1024 of 1024 elements of 'c' are wrong after one launch on poisoned outputs; the first is element 0",
+            "copy: 1024 of 1024 elements of 'c' are wrong after one launch; the first is element 0",
         ),
         ("add", twice, "add: 1024 of 1024 elements of 'y' are wrong"),
         (
             "copy",
             changing("c", 77, stale),
-            "copy: 1 of 1024 elements of 'c' are wrong after one launch on poisoned outputs; the first is element 77",
+            "copy: 1 of 1024 elements of 'c' are wrong after one launch; the first is element 77",
         ),
         (
             "copy",

@@ -274,3 +274,16 @@ def test_the_same_update_twice_is_checked(memory: Memory) -> None:
     for work in works.in_turn(update, update), works.after(update, update):
         with naming(work.name):
             assert work.check() is None
+
+
+def test_each_of_works_in_turn_is_checked(memory: Memory) -> None:
+    """The launch of the first does nothing the second time: its result lies there from before."""
+    works, x, y = Works(memory), memory.device(MIB), memory.device(MIB)
+    first, last = works.copy(x, memory.pinned(MIB)), works.copy(y, x)
+    for work in works.in_turn(first, last), works.after(first, last):
+        with naming(work.name):
+            assert work.check() is None
+            queue, first.queue = first.queue, lambda _: None
+            with pytest.raises(WrongResult, match="pinned to device: "):
+                work.check()
+            first.queue = queue
