@@ -241,7 +241,7 @@ class _Measuring:
             sampler.latency = latest[-1]
             if stopping.steady(samples) or spent > limit:
                 break
-            step = stopping.WINDOW // 2
+            step = max(1, min(stopping.WINDOW // 2, int((limit - spent) / cost)))
         if sampler.in_batches:
             # The length of a batch follows from the latency.
             sampler.renew()

@@ -234,7 +234,7 @@ class Sampler:
             self.launch_once()
         self.renew()  # a graph would launch on old addresses
         if not self.target.foreign:
-            self.samples(1 if self.target.places > 1 else 2)
+            self.samples(1 if self.target.places > 1 or self.target.managed else 2)
         return True
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:

@@ -99,15 +99,12 @@ def affordable(cost: float, budget: float) -> int:
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
-    """Return the most samples of each placement, where placements follow each other.
-
-    They are fewer than three where two placements exceed the budget of the measurement.
-    """
+    """Return the most samples of each placement, where placements follow each other. If launches
+    are slow it is one: another placement tells more."""
     most = FEW_SAMPLES
     if placements > 1:
         most = ENOUGH_SAMPLES
-    least = min(LEAST_SAMPLES, max(1, int(budget / min(placements, 2) / cost)))
-    return int(min(most, max(least, budget / placements / cost)))
+    return int(min(most, max(1, budget / placements / cost)))
 
 
 def go_on(

@@ -210,6 +210,14 @@ def test_placements_are_at_different_addresses(bench: Bench) -> None:
     assert own == (a.address, b.address)
 
 
+def test_slow_launches_leave_the_budget_to_placements(bench: Bench) -> None:
+    """A long warm-up, or many samples of each, would leave two placements, whose interval says nothing."""
+    x, y = bench.memory.managed(64 * MiB), bench.memory.managed(64 * MiB)
+    taken = bench.measure("add", x, y, placements=8, precision=0.001, budget=0.2)
+    assert taken.latency > 0.05 * 0.2
+    assert len(taken.placements) >= 5
+
+
 def launched(bench: Bench) -> list[tuple[int, int]]:
     """Addresses of the written and the read array of every launch of `copy`, in order."""
     return [

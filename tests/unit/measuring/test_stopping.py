@@ -138,10 +138,9 @@ def test_each_placement_has_three_samples_unless_the_budget_is_spent_twice() -> 
 def test_samples_are_shared_over_placements_within_bounds() -> None:
     assert samples_per_placement(cost=10e-3, budget=1.0, placements=10) == 10
     assert samples_per_placement(cost=1e-6, budget=1.0, placements=8) == ENOUGH_SAMPLES
-    assert samples_per_placement(cost=0.1, budget=1.0, placements=8) == LEAST_SAMPLES
-    assert (
-        samples_per_placement(cost=0.2, budget=1.0, placements=8) == 2
-    )  # two placements keep the budget
+    # Placements differ by more than samples of one do.
+    assert samples_per_placement(cost=0.1, budget=1.0, placements=8) == 1
+    assert samples_per_placement(cost=0.1, budget=1.0, placements=1) == 10
     assert samples_per_placement(cost=5.0, budget=1.0, placements=8) == 1
     assert samples_per_placement(cost=1e-6, budget=1.0, placements=1) == FEW_SAMPLES
 
