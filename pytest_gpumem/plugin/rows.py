@@ -33,7 +33,7 @@ from pytest_gpumem.records.measurement import Measurement, Repeat
 from pytest_gpumem.records.row import HOST, Difference, LimitResult, Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.details import failure_text
-from pytest_gpumem.reporting.output_formats import properties
+from pytest_gpumem.reporting.row import properties
 from pytest_gpumem.settings import both_limits
 from pytest_gpumem.units import counted
 

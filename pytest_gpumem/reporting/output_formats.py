@@ -1,4 +1,4 @@
-"""Rows for other programs: as plain values, as CSV (RFC 4180), and for github-action-benchmark.
+"""Rows for other programs: as CSV (RFC 4180), and for github-action-benchmark.
 
 CSV has SI units, shares as fractions, and empty fields where unknown. In JSON every name ends with
 the key of the GPU: no line of a chart mixes GPUs.
@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.row import EXACT, figures, why_lines
+from pytest_gpumem.reporting.row import EXACT, OF_TIME, figures
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.conclusion import Run
 
-PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
-_OF_TIME = ("latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak")
 _ABOUT = "utc revision gpu simulated key nodeid label verdict code failed mode sampler samples"
-HEADINGS = (*_ABOUT.split(), "placements", *_OF_TIME, *EXACT, "change", "reach", "reason")
-READABLE = (
-    *("verdict", "reason", *_OF_TIME, "change", "reach", *EXACT),
-    *("mode", "sampler", "gpu", "simulated"),
-)
-"""Figures that have a JUnit property each."""
+HEADINGS = (*_ABOUT.split(), "placements", *OF_TIME, *EXACT, "change", "reach", "reason")
 
 
 def as_csv(run: Run) -> str:
@@ -62,19 +55,6 @@ def _field(value: object) -> object:
         return value
     plain = printable(value)
     return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain
-
-
-def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
-    """JUnit properties: the figures as JSON, and those that a person looks for, each by itself."""
-    suffix = f"[{row.label}]" if row.label else ""
-    known = figures(row, facts)
-    entries: list[tuple[str, object]] = [(f"{PROPERTY}{suffix}", json.dumps(known))]
-    for name in READABLE:
-        if known.get(name) is not None:
-            entries.append((f"{PROPERTY}_{name}{suffix}", known[name]))
-    for why in why_lines(row)[:1]:
-        entries.append((f"{PROPERTY}_why{suffix}", printable(why)))
-    return entries
 
 
 def as_json(run: Run) -> str:

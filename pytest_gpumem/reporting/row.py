@@ -1,8 +1,9 @@
-"""One view of a row, which terminal, HTML and Markdown draw."""
+"""One view of a row, which terminal, HTML and Markdown draw; and its figures for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import change, share_of_peak
 from pytest_gpumem.judging.slowdown import base_latency
 from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import (
@@ -32,6 +34,13 @@ EXACT = (
     *("moved_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
 )
 """Figures of bytes and counts of a row. Of each, less is better."""
+OF_TIME = ("latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak")
+READABLE = (
+    *("verdict", "reason", *OF_TIME, "change", "reach", *EXACT),
+    *("mode", "sampler", "gpu", "simulated"),
+)
+"""Figures that have a JUnit property each."""
+PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 REPEATED = 3  # requested over compulsory bytes, from which on caches serve most requests
 HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak memory", "kept")
 """The columns of figures. An output leaves out those without any figure."""
@@ -321,3 +330,15 @@ def exact_figures(row: Row) -> dict[str, int]:
         known |= {"gpu_page_faults": pages.gpu_faults, "cpu_page_faults": pages.cpu_faults}
         known["migrated_bytes"] = pages.migrated
     return known
+
+
+def properties(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, object]]:
+    """JUnit properties: the figures as JSON, and those that a person looks for, each by itself."""
+    suffix = f"[{row.label}]" if row.label else ""
+    known = figures(row, facts)
+    yield f"{PROPERTY}{suffix}", json.dumps(known)
+    for name in READABLE:
+        if known.get(name) is not None:
+            yield f"{PROPERTY}_{name}{suffix}", known[name]
+    for why in why_lines(row)[:1]:
+        yield f"{PROPERTY}_why{suffix}", printable(why)
