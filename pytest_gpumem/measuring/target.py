@@ -110,6 +110,7 @@ class Target:
         # What restores, launches and verifies need not be on any stream of ours.
         synchronize = self.device.streams.synchronize
         assert self.verify is not None
+        self.arena.checks = True
         try:
             for step in (self.poison, self.prepare, partial(self.launch, 0)):
                 step(self.stream)
@@ -117,6 +118,8 @@ class Target:
             self.verify()
         except NotChecked as reason:
             return str(reason)
+        finally:
+            self.arena.checks = False
         for buffer in self.managed:
             buffer.put_home(self.stream)
         synchronize(self.stream)
@@ -258,8 +261,7 @@ class KernelTarget(Target):
         device.kernels.compile(launch)
         bound.fill(buffers, self.stream)
         self._movable = [b for b in dict.fromkeys(buffers.values()) if arena.can_move(b)]
-        self._poison_outputs, self.verify = checking(bound, buffers, values)
-        self.poison = self._poison
+        self.poison, self.verify = checking(bound, buffers, values)
         self.capture()
 
         self.moves = bool(self._movable)
@@ -291,9 +293,9 @@ class KernelTarget(Target):
             return lambda stream: kernels.launch(launch, stream, window=window.spec)
         return lambda stream: kernels.launch(launch, stream)
 
-    def _poison(self, stream: Stream) -> None:
+    def check(self) -> str | None:
         self.close()
-        self._poison_outputs(stream)
+        return super().check()
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self.close()

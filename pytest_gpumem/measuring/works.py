@@ -200,7 +200,7 @@ class Works:
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
         prepared = copy.copy(work)
-        prepared.prepare, prepared.poison = _poisoned_after(before, work)
+        prepared.prepare, prepared.poison = _queue_before(before, work), nothing
         prepared.parts = ()  # measured alone they would run without `before`
         return prepared
 
@@ -339,25 +339,22 @@ def in_turn(works: Sequence[Work]) -> Work:
 
 
 def _then(first: Work, last: Work) -> Work:
-    ahead, poison = _poisoned_after(first, last)
+    queue_first = _queue_before(first, last)
 
     def queue(stream: Stream) -> None:
-        ahead(stream)
+        queue_first(stream)
         if last.waits:
             last.device.streams.synchronize(stream)
         last.queue(stream)
 
-    return _several((first, last), " then ", queue, poison, last.verify)
+    return _several((first, last), " then ", queue, nothing, last.verify)
 
 
-def _poisoned_after(before: Work, work: Work) -> tuple[Queue, Queue]:
-    """Return what queues `before`, and what has its next run check it and poison `work`, whose
-    input is right only then."""
-    due = False
+def _queue_before(before: Work, work: Work) -> Queue:
+    """Return what queues `before`; in a check it checks that, and then poisons `work`."""
 
-    def ahead(stream: Stream) -> None:
-        nonlocal due
-        checks, due = due, False
+    def queue(stream: Stream) -> None:
+        checks = work.arena.checks
         if checks:
             before.poison(stream)
         before.queue(stream)
@@ -365,13 +362,9 @@ def _poisoned_after(before: Work, work: Work) -> tuple[Queue, Queue]:
             work.device.streams.synchronize(stream)
             if before.verify is not None:
                 before.verify()
-            work.poison(stream)
+            work.poison(stream)  # its input is right now
 
-    def poison(stream: Stream) -> None:
-        nonlocal due
-        due = True
-
-    return ahead, poison
+    return queue
 
 
 def _spread(device: Device, lanes: Sequence[Stream], queue: Queue) -> Queue:

@@ -211,6 +211,7 @@ class Arena:
         self.oversubscribes = oversubscribes
         self.stream = device.streams.create()
         self.seed = seed
+        self.checks = False  # within a check of a result
         self._allocations: dict[int, tuple[Allocation, int]] = {}
         """By `id`: each allocation, with its number in the test's footprint, or 0."""
         self._guests: dict[int, tuple[Any, Buffer]] = {}

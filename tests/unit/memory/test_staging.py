@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.overlap import bound_of
-from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.target import NotChecked, WrongResult
 from pytest_gpumem.measuring.works import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
@@ -287,3 +287,20 @@ def test_each_of_works_in_turn_is_checked(memory: Memory) -> None:
             with pytest.raises(WrongResult, match="pinned to device: "):
                 work.check()
             first.queue = queue
+
+
+def test_a_check_that_ends_early_leaves_later_launches_alone(memory: Memory) -> None:
+    device, works, x = memory.arena.device, Works(memory), memory.device(MIB)
+    turn = works.in_turn(works.copy(x, memory.pinned(MIB)), works.copy(memory.device(MIB), x))
+    other = launched(memory, "elementwise", memory.device(MIB))
+    whole = works.together(turn, other)
+
+    def short(_stream: Any) -> None:
+        raise NotChecked("memory is too short")
+
+    other.poison = short
+    assert whole.check() == "memory is too short"
+    poisoned = list[Any]()
+    device.before("content.poison", lambda allocation, _: poisoned.append(allocation))
+    whole.queue(memory.arena.stream)
+    assert not poisoned
