@@ -33,7 +33,6 @@ from pytest_gpumem.units import (
     short_bytes,
 )
 
-# The spread that unchanged code shows
 BETWEEN_PROCESSES = (27.5e-9, 0.0004)
 """Spread between processes, in seconds and as a share; recorded on an H200, 2026-11-21."""
 BETWEEN_PLACEMENTS = (50e-9, 0.0017)

@@ -3,7 +3,6 @@ table in shared memory instead (`kernels/l2_persistence.cu`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -48,13 +47,9 @@ def _reset_accesses(call: Call) -> tuple[Access, ...]:
     )
 
 
-def _with_sizes(*names: str) -> Callable[[Call], tuple[str | int, ...]]:
-    """Return arrays as C parameters, followed by the number of elements of each."""
-
-    def arguments(call: Call) -> tuple[str | int, ...]:
-        return (*names, *(call.arrays[name].size for name in names))
-
-    return arguments
+def _reset_arguments(call: Call) -> tuple[str | int, ...]:
+    data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
+    return "data_streaming", "lut_persistent", data.size, table.size
 
 
 def _reset(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
@@ -103,6 +98,11 @@ def _sliding_accesses(call: Call) -> tuple[Access, ...]:
     )
 
 
+def _sliding_arguments(call: Call) -> tuple[str | int, ...]:
+    persistent, streaming = call.arrays["data_persistent"], call.arrays["data_streaming"]
+    return "data_persistent", "data_streaming", persistent.size, streaming.size
+
+
 def _sliding(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     persistent, streaming = arrays["data_persistent"].copy(), arrays["data_streaming"]
     persistent[: streaming.size] |= element(1, persistent)
@@ -117,7 +117,7 @@ _RESET = Kernel(
     source="l2_persistence.cu",
     entry="reset_data<{dtype}>",
     reference=_reset,
-    launch_arguments=_with_sizes("data_streaming", "lut_persistent"),
+    launch_arguments=_reset_arguments,
     dtypes=("i4", "f4"),
     section="CUDA L2 Persistent Cache, Lei Mao: data reset",
     on_chip_cycles=_cycles,
@@ -144,7 +144,7 @@ KERNELS = (
         source="l2_persistence.cu",
         entry="sliding_window",
         reference=_sliding,
-        launch_arguments=_with_sizes("data_persistent", "data_streaming"),
+        launch_arguments=_sliding_arguments,
         dtypes=("i4",),
         section="CUDA C++ Best Practices Guide 9.2.2.2 Tuning the Access Window Hit-Ratio",
     ),

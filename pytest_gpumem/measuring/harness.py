@@ -192,9 +192,9 @@ class Harness:
         device, plain = self.device, self.profiled or self.device.launches_wait()
         start, end = device.streams.event(), device.streams.event()
         seconds = []
-        for _ in range(rounds):
-            for stream in streams:
-                with uncollected(), nullcontext() if plain else holding(device, stream):
+        with uncollected():
+            for stream in [*streams] * rounds:
+                with nullcontext() if plain else holding(device, stream):
                     device.streams.record(start, stream)
                     if launch is not None:
                         device.kernels.launch(launch, stream)

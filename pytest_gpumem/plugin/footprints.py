@@ -145,9 +145,6 @@ class WaitFeature(Feature):
             watched.waits = counter.read(item.config.rootpath, watched.settings.allow_waits)
 
 
-# A test
-
-
 class WatchedTest:
     """A test whose memory is watched, or whose waits are read."""
 
