@@ -116,8 +116,8 @@ def sliding_window(
 
 
 @pytest.mark.gpumem(
-    placements=8, budget="0.1 s"
-)  # 18 rows of milliseconds, whose placements differ by per cents
+    placements=8, budget="0.15 s"
+)  # 18 rows of milliseconds, whose placements differ by a quarter at some sizes
 def test_reset_data_at_the_texts_sizes(reset_data, gpu_device, device_buffer, swept_bytes):
     """Where the table fits, both persisting variants are one, and one with room to spare costs nothing.
 
