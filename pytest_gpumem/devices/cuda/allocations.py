@@ -19,8 +19,7 @@ from cuda.bindings import runtime as R
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.hints import malloc_managed
-from pytest_gpumem.devices.cuda.places import on_gpu
+from pytest_gpumem.devices.cuda.places import malloc_managed, on_gpu
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,

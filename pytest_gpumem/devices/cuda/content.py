@@ -10,7 +10,7 @@ import numpy as np
 from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices import values
-from pytest_gpumem.devices.cuda import hints, places
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import CONTENT_SOURCE, Compiler, KernelCall, fill, mismatch
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, CudaStream, check
@@ -164,12 +164,12 @@ class CudaContent:
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         nbytes = allocation.nbytes
-        result = hints.prefetch(allocation.address, nbytes, self._index, to_host, stream.handle)
+        result = places.prefetch(allocation.address, nbytes, self._index, to_host, stream.handle)
         check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        where = hints.location(self._index, to_host)  # which the driver ignores for ReadMostly
-        nbytes, number = allocation.nbytes, hints.advice_number(advice, on=on)
+        where = places.location(self._index, to_host)  # which the driver ignores for ReadMostly
+        nbytes, number = allocation.nbytes, places.advice_number(advice, on=on)
         result = R.cudaMemAdvise(allocation.address, nbytes, number, where)
         check(result, f"{number.name} on {nbytes} bytes")
 

@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.cuda.compiler import HOLD
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
-from pytest_gpumem.devices.cuda.hints import PROPERTIES, malloc_managed, prefetch
 from pytest_gpumem.devices.cuda.modules import MODULES, LaunchedKernel, Launches
+from pytest_gpumem.devices.cuda.places import malloc_managed, prefetch
+from pytest_gpumem.devices.cuda.streams import PROPERTIES
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import (
     PageCounts,

@@ -18,10 +18,9 @@ from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.facts import uuid_of
 from pytest_gpumem.devices.cuda.footprints import footprints
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.hints import CudaL2, launch_attribute
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.places import current_gpu, peer_access
-from pytest_gpumem.devices.cuda.streams import CudaStreams
+from pytest_gpumem.devices.cuda.streams import CudaL2, CudaStreams, launch_attribute
 from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.devices.protocol import Device, DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.records.device import Conditions, DeviceFacts

@@ -1,4 +1,5 @@
-"""Where memory lies: on the host and its NUMA nodes, on this GPU, or on another.
+"""Where memory lies: on the host and its NUMA nodes, on this GPU, or on another; and prefetches and
+advice that name such a place to the driver, in different ways in CUDA 12 and 13.
 
 Sources: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming
 Guide, Peer-to-Peer Memory Access; Linux, numa(7), "local allocation".
@@ -14,15 +15,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import cuda.bindings
 import numpy as np
 from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.memory_kinds import MemoryKind, is_mapped, is_of_a_driver
-from pytest_gpumem.devices.protocol import Allocation, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, Unsupported
 
 _DEVICE, _MANAGED = 2, 3  # `cudaMemoryType`; 1 is host memory, 0 what CUDA does not know
+_BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
+_CPU = -1  # cudaCpuDeviceId
 _PAGE = mmap.PAGESIZE  # bytes of a page of the host, the least that page-locked memory takes
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
@@ -209,3 +213,37 @@ def _set_access(device: int, other: int, allowed: bool) -> bool:
             return False
         check(result, f"{doing} device {device} to reach the memory of device {other}")
     return True
+
+
+# Managed memory
+
+
+def malloc_managed(nbytes: int, doing: str) -> int:
+    return int(check(R.cudaMallocManaged(nbytes, R.cudaMemAttachGlobal), doing))
+
+
+def prefetch(address: int, nbytes: int, index: int, to_host: bool, stream: int) -> Any:
+    """Call `cudaMemPrefetchAsync`, which takes flags too from CUDA 13 on."""
+    where = location(index, to_host)
+    if _BINDINGS_MAJOR < 13:
+        return R.cudaMemPrefetchAsync(address, nbytes, where, stream)
+    return R.cudaMemPrefetchAsync(address, nbytes, where, 0, stream)
+
+
+def location(index: int, to_host: bool) -> Any:
+    """A place for the driver: a device number (CUDA 12) or a location (CUDA 13)."""
+    if _BINDINGS_MAJOR < 13:
+        return _CPU if to_host else index
+    made = R.cudaMemLocation()
+    kinds = R.cudaMemLocationType
+    if to_host:
+        made.type, made.id = kinds.cudaMemLocationTypeHost, 0
+    else:
+        made.type, made.id = kinds.cudaMemLocationTypeDevice, index
+    return made
+
+
+def advice_number(advice: Advice, *, on: bool) -> Any:
+    """Such as `cudaMemAdviseUnsetReadMostly`."""
+    name = advice.value.title().replace("_", "")
+    return getattr(R.cudaMemoryAdvise, f"cudaMemAdvise{'Set' if on else 'Unset'}{name}")

@@ -1,8 +1,9 @@
-"""Streams, events and graphs of a device, and streams that wait for the host. Samples are taken in
-`measuring.samplers`.
+"""Streams, events and graphs of a device, their windows in persisting L2, and streams that wait for
+the host. Samples are taken in `measuring.samplers`.
 
 To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
 timer (nvbench's blocking kernel). A graph keeps the memory that was allocated during its capture.
+Source of windows: CUDA Best Practices Guide, 9.2.2.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
+from cuda.bindings import driver as D
 from cuda.bindings import runtime as R
 
-from pytest_gpumem.devices.cuda import hints, places
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import HOLD, HOLD_SOURCE, Compiler, KernelCall
 from pytest_gpumem.devices.cuda.context import (
@@ -30,6 +32,7 @@ from pytest_gpumem.devices.cuda.context import (
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.memory_kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
+    AccessProperty,
     CannotCapture,
     DeviceError,
     Event,
@@ -41,8 +44,14 @@ from pytest_gpumem.devices.protocol import (
     WindowSpec,
 )
 from pytest_gpumem.kernels.kernel import LaunchShape
+from pytest_gpumem.records.device import DeviceFacts
 
-_WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
+PROPERTIES = (AccessProperty.NORMAL, AccessProperty.STREAMING, AccessProperty.PERSISTING)
+"""By the number that the driver and the runtime give them."""
+_SET_ASIDE = R.cudaLimit.cudaLimitPersistingL2CacheSize
+_WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
+_NODE_WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
+_OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)  # of no bytes
 _THREAD_LOCAL = R.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 _KERNEL = R.cudaGraphNodeType.cudaGraphNodeTypeKernel
 _IDLE = (
@@ -237,9 +246,9 @@ class CudaStreams:
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
         windows = []
         for node in _kernels(graph.template):
-            result = R.cudaGraphKernelNodeGetAttribute(node, _WINDOW)
+            result = R.cudaGraphKernelNodeGetAttribute(node, _NODE_WINDOW)
             value = check(result, "reading the access-policy window of a graph's kernel")
-            windows.append(hints.unpacked(value))
+            windows.append(unpacked(value))
         return tuple(windows)
 
     def capture(
@@ -261,9 +270,9 @@ class CudaStreams:
             if window is not None:
                 for node in _kernels(template):
                     # Before the graph is made executable: that one keeps what its nodes have now.
-                    value = hints.packed(window, R.cudaKernelNodeAttrValue)
+                    value = packed(window, R.cudaKernelNodeAttrValue)
                     doing = "setting the access-policy window of a graph's kernel"
-                    check(R.cudaGraphKernelNodeSetAttribute(node, _WINDOW, value), doing)
+                    check(R.cudaGraphKernelNodeSetAttribute(node, _NODE_WINDOW, value), doing)
             executable = check(R.cudaGraphInstantiate(template, 0), "making a graph executable")
         except CannotCapture:
             raise
@@ -294,3 +303,67 @@ def _handles_of_libraries() -> Iterator[int]:
         for kind, name in kinds:
             if issubclass(type(candidate), kind):
                 yield int(getattr(candidate, name))
+
+
+# Persisting L2
+
+
+class CudaL2:
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._facts = facts
+
+    def set_aside(self) -> int:
+        return int(check(R.cudaDeviceGetLimit(_SET_ASIDE), "reading the L2 set-aside"))
+
+    def request_set_aside(self, nbytes: int) -> int:
+        wanted = min(nbytes, self._facts.persisting_l2_max_bytes)
+        check(R.cudaDeviceSetLimit(_SET_ASIDE, wanted), f"setting aside {wanted} bytes of L2")
+        return self.set_aside()
+
+    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
+        value = packed(window, R.cudaStreamAttrValue)
+        result = R.cudaStreamSetAttribute(stream.handle, _WINDOW, value)
+        check(result, "setting the access-policy window")
+
+    def window(self, stream: Stream) -> WindowSpec | None:
+        result = R.cudaStreamGetAttribute(stream.handle, _WINDOW)
+        return unpacked(check(result, "reading the access-policy window"))
+
+    def reset_persisting(self) -> None:
+        check(R.cudaCtxResetPersistingL2Cache(), "resetting persisting L2 lines")
+
+
+def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
+    """The attribute of a window for a stream or for a graph's kernel."""
+    value = kind()
+    _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)
+    return value
+
+
+def launch_attribute(window: WindowSpec) -> Any:
+    """The window as the driver's attribute of a launch, for `cuLaunchKernelEx`."""
+    attribute = D.CUlaunchAttribute()
+    attribute.id = D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    _fill(attribute.value.accessPolicyWindow, window, D.CUaccessProperty)
+    return attribute
+
+
+def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> None:
+    policy.base_ptr = window.address
+    policy.num_bytes = window.nbytes
+    policy.hitRatio = window.hit_ratio
+    policy.hitProp = properties(PROPERTIES.index(window.hit))
+    policy.missProp = properties(PROPERTIES.index(window.miss))
+
+
+def unpacked(value: Any) -> WindowSpec | None:
+    policy = value.accessPolicyWindow
+    if not int(policy.num_bytes):
+        return None
+    return WindowSpec(
+        address=int(policy.base_ptr),
+        nbytes=int(policy.num_bytes),
+        hit_ratio=round(float(policy.hitRatio), 7),  # it went through 32 bits
+        hit=PROPERTIES[int(policy.hitProp)],
+        miss=PROPERTIES[int(policy.missProp)],
+    )

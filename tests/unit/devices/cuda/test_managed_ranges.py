@@ -8,16 +8,16 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from cuda.bindings import runtime as R
 
-from pytest_gpumem.devices.cuda import hints
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.protocol import Advice
 
 
 def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     """Without a driver the calls give error codes; a wrong signature raises TypeError."""
-    where = hints.location(0, to_host=False)
-    (error,) = R.cudaMemAdvise(0, 0, hints.advice_number(Advice.READ_MOSTLY, on=True), where)
+    where = places.location(0, to_host=False)
+    (error,) = R.cudaMemAdvise(0, 0, places.advice_number(Advice.READ_MOSTLY, on=True), where)
     assert isinstance(error, R.cudaError_t)
-    (error,) = hints.prefetch(0, 0, 0, False, 0)
+    (error,) = places.prefetch(0, 0, 0, False, 0)
     assert isinstance(error, R.cudaError_t)
     if hasattr(R, "cudaMemDiscardBatchAsync"):
         (error,) = R.cudaMemDiscardBatchAsync([0x10000], [4096], 1, 0, 1)
