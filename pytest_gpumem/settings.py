@@ -246,11 +246,6 @@ def merge_limits(
     return Limits(**values, origin=origin)
 
 
-def by_marker(limits: Limits, name: str) -> bool:
-    """Return True if a limit comes from a marker: of the test, or in a gate of BASE."""
-    return limits.origin.get(name, "").partition(" of ")[0] == "marker"
-
-
 def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
     from msgspec.structs import replace
 

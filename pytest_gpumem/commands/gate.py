@@ -318,10 +318,9 @@ def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[list[str]]:
         if limit and not of_the_test(row.limits.origin.get(TIME)):
             option = ["--max-regression", limit]
     if slower:
-        words = ["gpumem", "duet", gate.base]
+        words = ["gpumem", "duet", gate.base, *option]
         for test in list(slower)[:EXPLAINED]:
             words += ["--test", test]
-        words += option
         if gate.base_python:
             words += ["--base-python", gate.base_python]
         yield words

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, of_the_test
 from pytest_gpumem.plugin.adoption import adopts
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
@@ -33,7 +33,6 @@ from pytest_gpumem.settings import (
     SELECTION,
     Settings,
     SettingsError,
-    by_marker,
     marker_limits,
     merge_limits,
 )
@@ -167,7 +166,8 @@ def _limits_of(item: pytest.Item, settings: Settings) -> Limits | None:
             about = uses(item, TEST_FIXTURE) and settings.footprint != "off"
         else:
             about = uses(item, BENCHMARK_FIXTURE) or (adopted and name in OF_MEASUREMENT)
-        if getattr(limits, name) is not None and (about or by_marker(limits, name)):
+        about = about or of_the_test(limits.origin.get(name))
+        if about and getattr(limits, name) is not None:
             values[name], origin[name] = getattr(limits, name), limits.origin[name]
     return Limits(**values, origin=origin)
 

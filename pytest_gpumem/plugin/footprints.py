@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.errors import DeviceError, NotCounted
-from pytest_gpumem.limits import AT_THE_END, MAX_WAITS, OF_FOOTPRINT, OF_WATCHED
+from pytest_gpumem.limits import AT_THE_END, MAX_WAITS, OF_FOOTPRINT, OF_WATCHED, of_the_test
 from pytest_gpumem.plugin.marks import (
     MARKER,
     MEMORY_FIXTURE,
@@ -26,7 +26,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import NO_FIXTURE_SIMULATED, GpuSession, state_of
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.settings import SettingsError, by_marker, of_marker, of_test
+from pytest_gpumem.settings import SettingsError, of_marker, of_test
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.footprints import MemoryWatch
@@ -159,9 +159,8 @@ class WatchedTest:
         is_benchmark = uses_benchmark(item)
         names = OF_FOOTPRINT if is_benchmark else OF_WATCHED
         self.limits = session.limits(item, names)
-        self.limited = uses(item, MEMORY_FIXTURE)  # it has a row even where it takes no memory
-        for name in names:
-            self.limited = self.limited or by_marker(self.limits, name)
+        by_test = any(map(of_the_test, self.limits.origin.values()))
+        self.limited = by_test or uses(item, MEMORY_FIXTURE)  # a row even without memory
         footprint = session.settings.footprint
         self.shown = self.watches = False
         if footprint != "off":

@@ -26,7 +26,7 @@ from pytest_gpumem.judging.expectations import (
     open_under_strict,
 )
 from pytest_gpumem.judging.finding import is_failure
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.plugin import entries
@@ -52,7 +52,6 @@ from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import profiled_lines, table
 from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.revisions import DIRTY
-from pytest_gpumem.settings import by_marker
 from pytest_gpumem.units import counted, format_time
 
 
@@ -273,7 +272,7 @@ class Endings:
             limits = gpu.binding_limits(nodeid, of_test or Limits())
             for name in LIMITS:
                 # A limit of the session is about the GPU; a benchmark of the host uses none.
-                free = nodeid in gpu.without_gpu and not by_marker(limits, name)
+                free = nodeid in gpu.without_gpu and not of_the_test(limits.origin.get(name))
                 if getattr(limits, name) is not None and not free:
                     yield Expectation(nodeid, name)
 

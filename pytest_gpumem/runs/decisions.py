@@ -57,6 +57,8 @@ def limits_for_duet(
         if "" in doubted:  # about the whole measurement
             doubted.update(compared)
         values, origin = {}, {}
+        if accepted.of(row.key, "measured") is not None:
+            origin["measured"] = "accepted"
         for name in compared:
             forgiving = accepted.forgiving(row.key, name)
             if name in doubted or forgiving is not None:

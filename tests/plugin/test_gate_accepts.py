@@ -203,6 +203,8 @@ def test_a_row_that_is_measured_in_another_way(gates: Gates) -> None:
     gates.accept("test_it.py::test_copy", "--change", "measured")
     code, last, text = gates.gate()
     assert (code, last) == (0, "green: 1 row, 1 of them accepted"), text
+    assert "ACCEPTED (simulated) test_it.py::test_copy: measured in another way" in text
+    assert "FAIL" not in text
 
 
 def test_a_removed_test(gates: Gates) -> None:
