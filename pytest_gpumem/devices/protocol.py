@@ -81,8 +81,7 @@ class Launch:
                 raise DeviceError(f"{self.kernel.name}: the memory of {name} was freed")
 
     def copied(self) -> tuple[Allocation, Allocation, int]:
-        """Where a copy of the catalogue (a kernel without a `.cu` file) writes and reads, and its
-        bytes."""
+        """Where a copy of the catalogue writes and reads, and its bytes."""
         by_role = {p.role: p.name for p in self.kernel.parameters}
         destination, source = by_role[Role.WRITE], by_role[Role.READ]
         nbytes = min(self.call.arrays[destination].nbytes, self.call.arrays[source].nbytes)

@@ -113,9 +113,6 @@ def too_wide(measurement: Measurement) -> LimitResult | None:
     return LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason)
 
 
-# Times
-
-
 def share_of(spread: tuple[float, float], latency: float) -> float:
     """Return a spread as a share of a latency in seconds, above 0."""
     time, share = spread

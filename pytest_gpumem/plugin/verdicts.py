@@ -86,7 +86,6 @@ class VerdictFeature(Feature):
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
-        """Judge a test again with what it keeps. Raises its failure by that."""
         try:
             yield
         finally:

@@ -221,10 +221,7 @@ class JaxMemory(Source):
 class NumbaMemory(Source):
     """Frees what Numba has put off: it frees late, several allocations at a time."""
 
-    name = "Numba"
-
-    def ready(self) -> bool:
-        return sys.modules.get("numba.cuda") is not None
+    name, module = "Numba", "numba.cuda"
 
     def settle(self) -> None:
         context = sys.modules["numba.cuda"].current_context()

@@ -27,7 +27,7 @@ _LAYERS: Mapping[str, Literal["use", "segment"]] = {
 
 
 class TorchMemory(Source):
-    name = "PyTorch"
+    name, module = "PyTorch", "torch"
 
     def __init__(self, index: int) -> None:
         self._index = index
