@@ -36,7 +36,7 @@ from pytest_gpumem.devices.memory_kinds import (
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Role
 from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.what_ran import PageCounts, WhatRan
-from pytest_gpumem.units import GiB
+from pytest_gpumem.units import short_bytes
 
 __all__ = [
     "ALLOCATORS",
@@ -410,8 +410,8 @@ class Device(Protocol):
 
 def check_free(nbytes: int, kind: MemoryKind, free: int) -> None:
     if nbytes > free:
-        asked = f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for"
-        raise OutOfMemory(f"{asked}, {free / GiB:.3g} GiB are free")
+        what = f"{short_bytes(nbytes)} of {kind.value} memory"
+        raise OutOfMemory(f"{what} asked for, {short_bytes(free)} are free")
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:
@@ -419,8 +419,8 @@ def check_oversubscription(nbytes: int, host_bytes: int) -> None:
     most = host_bytes // 2
     if not 0 < nbytes <= most:
         raise OutOfMemory(
-            f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} "
-            "GiB for evicted pages"
+            f"{short_bytes(nbytes)} of managed memory asked for; the host has {short_bytes(most)} "
+            "for evicted pages"
         )
 
 

@@ -39,8 +39,6 @@ from pytest_gpumem.plugin.workers import Workers, given
 from pytest_gpumem.settings import of_marker
 
 _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
-_INTERPRETER_SECONDS = 1.0
-"""Time after the limit for Python to write the hint; it cannot while C code keeps its lock."""
 REPEAT = 60.0  # seconds between messages
 LIMIT = 600.0  # seconds of waiting for the same test
 
@@ -173,7 +171,7 @@ class IsolationFeature(Feature):
             self._hint = threading.Timer(seconds, self._end, [item.nodeid, seconds])
             self._hint.daemon = True
             self._hint.start()
-            latest = seconds + _INTERPRETER_SECONDS
+            latest = seconds + 1  # for Python to write the hint; it cannot where C keeps its lock
             faulthandler.dump_traceback_later(latest, exit=True, file=self._stderr)
             try:
                 yield
@@ -192,7 +190,8 @@ class IsolationFeature(Feature):
             "with --gpumem-isolate only this test fails.\n"
         )
         os.write(self._stderr, hint.encode(errors="backslashreplace"))
-        faulthandler.dump_traceback_later(0.001, exit=True, file=self._stderr)
+        faulthandler.dump_traceback(self._stderr)
+        os._exit(pytest.ExitCode.TESTS_FAILED)
 
     # In a worker
 
@@ -227,6 +226,7 @@ class IsolationFeature(Feature):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        report.location = *report.location[:2], crashitem.partition("::")[2]
         file = last_words(self._folder, crashitem)
         words = file.read_text(errors="replace") if file.exists() else ""
         if words.startswith("{"):
@@ -235,8 +235,6 @@ class IsolationFeature(Feature):
             vars(report).update(vars(restored))
         elif words:
             report.longrepr = f"{_HUNG}\n\n{_without_pytest(words)}"
-        else:
-            report.longrepr = "the process crashed while it ran this test"
 
 
 class LeftoverFeature(Feature):

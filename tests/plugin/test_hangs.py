@@ -76,7 +76,8 @@ def test_a_hang_ends_the_process_with_its_stack(start: Run, how: str) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     if how == "released":
         result.stderr.fnmatch_lines([HINT])
-    result.stderr.fnmatch_lines(["Timeout (*)!", *STACK])
+        assert "Timeout (" not in result.stderr.str()  # the hint has the limit that was passed
+    result.stderr.fnmatch_lines(STACK)
     assert not Path("out.json").exists()
 
 
@@ -89,6 +90,7 @@ def test_six_hangs_cost_their_tests_alone(start: Run) -> None:
     result.assert_outcomes(passed=2, failed=6)
     result.stdout.fnmatch_lines(
         [
+            "*_ test_culprit_* _*",
             "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended",
             *STACK,
         ]
@@ -107,9 +109,8 @@ def test_no_scheduler_repeats_a_test_that_ended_its_worker(start: Run, during: s
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=1)
     (text,) = failures()
-    assert (
-        "in test_culprit" if during == "held()" else "the process crashed while it ran this test"
-    ) in text
+    crashed = "worker 'gw0' crashed while running 'test_it.py::test_culprit'"
+    assert ("in test_culprit" if during == "held()" else crashed) in text
     assert measured() == ["test_triad", "test_last"]
 
 
