@@ -17,7 +17,7 @@ FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NEGLIGIBLE_SHARE = 0.12  # of the budget: as good as free
 MOST_SAMPLES = 1000  # placements and processes differ by more than further samples resolve
 MOST_PLACEMENTS_FACTOR = 4  # over the wanted number, while the interval is too wide
-ENOUGH_SAMPLES = 25  # most of each placement, where placements follow each other
+ENOUGH_SAMPLES = 16  # most of each placement, where placements follow each other
 NEGLIGIBLE = 0.5  # standard error from samples over that from placements
 
 # The test for a trend in a warm-up.
