@@ -291,6 +291,7 @@ def test_each_of_works_in_turn_is_checked(memory: Memory) -> None:
 
 def test_a_check_that_ends_early_leaves_later_launches_alone(memory: Memory) -> None:
     device, works, x = memory.arena.device, Works(memory), memory.device(MIB)
+    assert isinstance(device, CountedDevice)
     turn = works.in_turn(works.copy(x, memory.pinned(MIB)), works.copy(memory.device(MIB), x))
     other = launched(memory, "elementwise", memory.device(MIB))
     whole = works.together(turn, other)
