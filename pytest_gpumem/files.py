@@ -97,6 +97,7 @@ def parsed(text: bytes) -> Any:
 @dataclass(frozen=True)
 class ResultFile:
     path: Path
+    value: dict[str, Any]  # the JSON
     document: Document
     utc: str  # time of writing, ISO 8601
     revision: str | None  # revision of the measured code; None if unknown
@@ -108,14 +109,14 @@ def load_results(path: Path) -> ResultFile:
 
     try:
         value = parsed(content(path))
-        if not isinstance(value, Mapping) or "gpumem" not in value:
+        if not isinstance(value, dict) or "gpumem" not in value:
             writes = "pytest --gpumem --benchmark-json=FILE writes them"
             raise FileError(f"holds no results of this plugin; {writes}")
         document = document_from_json(value["gpumem"], "$.gpumem")
     except FileError as error:
         raise UserError(f"{path}: {error}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
-    return ResultFile(path, document, utc, revision_of(value.get("commit_info")))
+    return ResultFile(path, value, document, utc, revision_of(value.get("commit_info")))
 
 
 def revision_of(info: object) -> str | None:

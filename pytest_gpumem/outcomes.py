@@ -95,7 +95,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.NO_VERDICT: "under --gpumem-strict, a part of the plugin raised by mistake",
     },
     "duet": {
-        Exit.FAILED: "a test is slower, is measured in another way, or fails in head only",
+        Exit.FAILED: "a test is slower, takes more bytes or counts, is measured in another way, or "
+        "fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real "
         "GPU",
     },

@@ -178,7 +178,7 @@ class Baseline:
                 words.append(self._why_accepted(row, figure))
             else:
                 words.append(f"{name} {_change(was, now[name])}")
-        return f"{', '.join(words)}, so a new reference begins; gpumem gate BASE compares them"
+        return f"{', '.join(words)}, so a new reference begins"
 
     def _why_accepted(self, row: Row, figure: Figure) -> str:
         accepted = self.acceptances.of(row.key, figure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -116,12 +115,6 @@ def write(option: str, path: Path, text: str) -> None:
         write_whole(path, text)
     except OSError as error:
         raise UserError(f"{option}: cannot write {path}: {error.strerror or error}") from None
-
-
-def write_json(path: Path | None, value: object) -> None:
-    """Write the file of `--json`, if there is one, and name it. Raises as `write`."""
-    if path is not None:
-        write_named("--json", path, json.dumps(value, allow_nan=False, indent=1) + "\n")
 
 
 def write_named(option: str, path: Path, text: str) -> None:

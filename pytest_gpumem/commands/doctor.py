@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import click
 
-from pytest_gpumem.commands import examples, file_option, terminal, write_json
+from pytest_gpumem.commands import examples, file_option, terminal, write_named
 from pytest_gpumem.outcomes import Exit
 
 _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
@@ -32,6 +33,7 @@ def doctor(file: Path | None) -> int:
         if colour and status in _COLOURS:
             status = click.style(status, fg=_COLOURS[status])
         click.echo(f"{status}{gap}{rest}")
-    write_json(file, report.to_json())
+    if file is not None:
+        write_named("--json", file, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
     chosen = os.environ.get("GPUMEM_DEVICE", "").startswith("sim")
     return Exit.FINE if chosen or report.device is not None else Exit.FAILED

@@ -150,7 +150,7 @@ def play(
     if stopped:
         decided = [row for row in run.rows if row.outcome in (Outcome.PASS, Outcome.FAIL)]
         rows = counted(len(run.rows), "row")
-        log(f"gpumem duet: stopped; {len(decided)} of {rows} decided, the others are open")
+        log(f"stopped; {len(decided)} of {rows} decided, the others are open")
         raise KeyboardInterrupt
     return code, run
 

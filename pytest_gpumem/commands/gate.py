@@ -31,10 +31,10 @@ from pytest_gpumem.commands import (
     write,
 )
 from pytest_gpumem.commands.duet import ended_by_signals, play
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import ResultFile, write_whole
 from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.limits import TIME, of_the_test
-from pytest_gpumem.outcomes import Exit, Outcome, UserError
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records import function_of, schema
 from pytest_gpumem.records.row import Row
@@ -47,6 +47,7 @@ from pytest_gpumem.reporting.conclusion import (
     conclusion_lines,
     counts_text,
     failing_rows,
+    more,
     renamed,
 )
 from pytest_gpumem.reporting.details import name_and_driver
@@ -140,14 +141,12 @@ def gate(
     options = (
         f"--junitxml={output / JUNIT}",
         "--override-ini=junit_family=xunit1",  # it says where each test is defined
-        f"--gpumem-report={output / REPORT}",
         "-Wignore:Not saving anything",
     )
     run = Gate(
         base=base,
         merge_base=merge_base,
         arguments=pytest_arguments,
-        file=output / RESULTS,
         options=options,
         accepted=added,
         all_accepted=counting,
@@ -214,7 +213,7 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
         lines = [*conclusion.remarks, *conclusion_lines(conclusion, markdown.WIDTH)]
         write("--output", output / SUMMARY, "".join(f"{line}\n" for line in printable(lines)))
         return
-    _write_results(output / RESULTS, results.document, conclusion)
+    _write_results(output / RESULTS, results, conclusion)
     run = Run(
         conclusion.rows,
         results.document.device,
@@ -237,9 +236,9 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
             click.echo(line)
 
 
-def _write_results(path: Path, document: schema.Document, conclusion: Conclusion) -> None:
-    """Write the verdicts of the gate into the results of its session."""
-    value = json.loads(path.read_bytes())
+def _write_results(path: Path, results: ResultFile, conclusion: Conclusion) -> None:
+    """Write the results of the session with the verdicts of the gate."""
+    value, document = results.value, results.document
     rows, missing = conclusion.rows, conclusion.missing
     value["gpumem"] |= schema.document(document.device, rows, document.settings, missing)
     of_rows = {(row.range_name, row.label): figures(row, document.device) for row in rows}
@@ -299,37 +298,36 @@ def _accept(
     for test in dict.fromkeys([*tests, *lost]):
         if function_of(test) not in new_names and test not in loosened:
             others.append(test)
-    commands = [others[:EXPLAINED]] if others else []
-    commands += [[new, "--renamed-from", old] for old, new in new_names.items()]
-    commands += list(loosened.values())[:EXPLAINED]
-    return [f"gpumem accept {shlex.join(words)} --reason '...'" for words in commands]
+    commands = [(others[:EXPLAINED], more(others))] if others else []
+    commands += [([new, "--renamed-from", old], "") for old, new in new_names.items()]
+    commands += [(words, "") for words in loosened.values()]
+    return [f"gpumem accept {shlex.join(words)} --reason '...'{rest}" for words, rest in commands]
 
 
-def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[list[str]]:
-    """The commands that repeat what fails: a duet for times, and a session."""
-    slower, others, option = dict[str, None](), dict[str, None](), list[str]()
+def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[str]:
+    """The commands that repeat what fails: a duet for what is compared, and a session."""
+    compared, others, option = dict[str, None](), dict[str, None](), list[str]()
     for row in failing:
-        failed = {result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL}
-        if TIME not in failed:
+        if not any(changes_of(row)):
             others[row.nodeid] = None
             continue
-        slower[row.nodeid] = None
+        compared[row.nodeid] = None
         limit = row.limits.max_regression
         if limit and not of_the_test(row.limits.origin.get(TIME)):
             option = ["--max-regression", limit]
-    if slower:
+    if compared:
         words = ["gpumem", "duet", gate.base, *option]
-        for test in list(slower)[:EXPLAINED]:
+        for test in list(compared)[:EXPLAINED]:
             words += ["--test", test]
         if gate.base_python:
             words += ["--base-python", gate.base_python]
-        yield words
+        yield shlex.join(words) + more(compared)
     if others:
         words = ["pytest", "--gpumem"]
         for word in gate.arguments:
             if word.startswith("-") or not Path(word.partition("::")[0]).exists():
                 words.append(word)
-        yield [*words, *list(others)[:EXPLAINED]]
+        yield shlex.join([*words, *list(others)[:EXPLAINED]]) + more(others)
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:
@@ -348,5 +346,3 @@ def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> 
         counts = counts_text(conclusion.rows)
         device = name_and_driver(gate.results.document.device)
         click.echo(printable(f"{counts}; {rounded_duration(seconds)} on {device}"))
-    if (output / REPORT).exists():
-        click.echo(printable(f"report: {output / REPORT}"))

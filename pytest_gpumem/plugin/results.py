@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -47,6 +48,7 @@ from pytest_gpumem.reporting.conclusion import (
     conclusion_lines,
     failing_text,
     missing_lines,
+    more,
 )
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import profiled_lines, table
@@ -95,8 +97,7 @@ def _write_report(gpu: GpuSession, path: Path) -> bool:
     except OSError as error:
         gpu.remark(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
         return False
-    if gpu.announces:  # a gate names its files
-        gpu.remark(f"--gpumem-report: wrote {path}")
+    gpu.remark(f"--gpumem-report: wrote {path}")
     return True
 
 
@@ -173,18 +174,19 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
     if not causes:
         return None
     failing = worst_first(failing)
-    accept, limits, tests = list[str](), list[str](), dict[str, None]()
+    changed, limits, tests = [], list[str](), dict[str, None]()
     for row in failing:
         limits += absolute_limits(row)
         tests[row.nodeid] = None
-        if any(changes_of(row)) and not accept:
-            accept.append(command(row))
+        if any(changes_of(row)):
+            changed.append(row)
+    accept = [command(row) + more(changed, 1) for row in changed[:1]]
     again = ["pytest"]
     for word in gpu.config.invocation_params.args:
         if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
             again.append(str(word))
-    again += list(tests)[:EXPLAINED]
-    steps = advice([again] if failing else [], accept, limits=limits)
+    repeat = [shlex.join([*again, *list(tests)[:EXPLAINED]]) + more(tests)]
+    steps = advice(repeat if failing else [], accept, limits=limits)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, gpu.missing, advice=steps)
 

@@ -3,9 +3,8 @@ terminal's output, `summary.md` and the page."""
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.expectations import possibly_intended
@@ -142,8 +141,14 @@ def renamed(conclusion: Conclusion) -> dict[str, str]:
     return names_now
 
 
+def more(tests: Sized, named: int = EXPLAINED) -> str:
+    """The comment after a command that names the first of these tests."""
+    further = len(tests) - named
+    return f"  # and {further} further" if further > 0 else ""
+
+
 def advice(
-    repeat: Iterable[Sequence[str]],
+    repeat: Iterable[str],
     accept: Sequence[str],
     *,
     uncounted: bool = False,
@@ -152,7 +157,7 @@ def advice(
 ) -> list[tuple[str, str]]:
     """What to do about a failure. `uncounted`: the gate counts no acceptance of the change.
     `limits`: names of broken limits that no acceptance covers."""
-    steps = [("to repeat", shlex.join(words)) for words in repeat]
+    steps = [("to repeat", command) for command in repeat]
     repairs = list(repair)
     if limits:
         names = ", ".join(dict.fromkeys(limits))
@@ -198,7 +203,7 @@ def run_lines(run: Run, width: int) -> list[str]:
 
 def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
     """A sentence for each reason that leaves rows without a verdict. It says what decides them.
-    `store`: name the command that stores NEW rows."""
+    `store`: name the commands that store or compare such rows."""
     groups: dict[tuple[Outcome, Code | None, str], list[Row]] = {}
     for row in rows:
         outcome = row.verdict.outcome
@@ -208,17 +213,15 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
                 reason = row.verdict.limits[0].limit if row.verdict.limits else ""
             groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
     sentences = []
-    for outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW):
-        of_outcome = [those for key, those in groups.items() if key[0] is outcome]
-        for those in of_outcome:
-            which = those[0].key
-            if len(those) > 1:
-                which = f"{counted(len(those), 'row')}, such as {which}"
-            sentences.append(f"{outcome.word} {which}: {those[0].verdict.reason}")
-        if outcome is Outcome.NEW and store and of_outcome:
-            sentences[-1] += (
-                "; pytest --gpumem --gpumem-save --gpumem-processes 3 stores this state"
-            )
+    for those in sorted(groups.values(), key=lambda those: those[0].verdict.outcome.rank):
+        verdict, which = those[0].verdict, those[0].key
+        if len(those) > 1:
+            which = f"{counted(len(those), 'row')}, such as {which}"
+        sentences.append(f"{verdict.outcome.word} {which}: {verdict.reason}")
+        if store and verdict.code is Code.MEASURED_DIFFERENTLY:
+            sentences[-1] += "; gpumem gate BASE compares them"
+    if store and groups and verdict.outcome is Outcome.NEW:
+        sentences[-1] += "; pytest --gpumem --gpumem-save --gpumem-processes 3 stores this state"
     return sentences
 
 

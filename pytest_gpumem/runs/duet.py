@@ -21,6 +21,7 @@ from pytest_gpumem.records import selects
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.runs.decisions import compared_limits
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord
 from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
@@ -53,10 +54,10 @@ class RowFilter:
         return missing
 
     def selects(self, row: Row) -> bool:
-        """True if a duet compares a row; one of memory alone only by `limits`."""
+        """True if a duet compares a row; one of memory alone by its limits."""
         if self.limits is not None:
             return row.key in self.limits
-        return row.measurement is not None or row.footprint is None
+        return row.measurement is not None or row.footprint is None or bool(compared_limits(row))
 
 
 def order_of(number: int) -> tuple[str, str]:
@@ -239,11 +240,13 @@ class Duet:
     def _limits_of(self, row: Row) -> Limits:
         if self.wanted.limits is not None:
             return self.wanted.limits[row.key]
-        limit = row.limits.max_regression
-        if not of_the_test(row.limits.origin.get(TIME)):
-            limit = self.max_regression or limit
-        peak = None if row.footprint is None else row.limits.max_peak_regression
-        return Limits(max_regression=limit or DEFAULT_REGRESSION, max_peak_regression=peak)
+        limits = {name: getattr(row.limits, name) for name in compared_limits(row)}
+        if row.measurement is not None or not limits:
+            limit = row.limits.max_regression
+            if not of_the_test(row.limits.origin.get(TIME)):
+                limit = self.max_regression or limit
+            limits[TIME] = limit or DEFAULT_REGRESSION
+        return Limits(**limits)
 
 
 Pair = Mapping[str, ProcessRecord]

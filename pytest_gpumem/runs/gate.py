@@ -55,7 +55,6 @@ class Gate:
     base: str  # as written
     merge_base: str  # commit that BASE and HEAD have in common
     arguments: tuple[str, ...]  # pytest's
-    file: Path  # for the session's results
     options: tuple[str, ...]  # further words of the session alone
     accepted: Acceptances  # of those that the change adds, the ones that count
     all_accepted: Acceptances  # those of the project that count, of BASE too
@@ -102,10 +101,11 @@ class Gate:
         """Collect the tests of BASE, which the session waits for with its first test."""
         # Tests after the first failure are judged too: the duet may clear that failure.
         words = [*self.arguments, *self.options, "--maxfail=0"]
-        command = pytest_command(words, options=["--no-header"], results=self.file)
         of_base, not_collected = Selection(), None
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             base, head = Path(folder, "base.json"), Path(folder, "head.json")
+            file = Path(folder, "results.json")
+            command = pytest_command(words, options=["--no-header"], results=file)
             variables = {BASELINE_OF: self.base, BASE_SELECTION: str(base), SELECTION: str(head)}
             if self.accepted.files:
                 variables[ACCEPTS] = "1"
@@ -125,9 +125,9 @@ class Gate:
                 raise not_collected  # the change's mistake comes first
             if head.exists():
                 self.of_head = _selection(head)
-        # pytest-benchmark leaves an empty file where nothing was measured.
-        if self.file.exists() and self.file.stat().st_size:
-            self.results = load_results(self.file)
+            # pytest-benchmark leaves an empty file where nothing was measured.
+            if file.exists() and file.stat().st_size:
+                self.results = load_results(file)
         self._take_base(of_base)
 
     def _collect(self, file: Path) -> Selection:

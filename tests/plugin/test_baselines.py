@@ -162,7 +162,8 @@ def test_another_way_of_measuring_begins_a_new_reference(
 ) -> None:
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    gpumem("--gpumem-mode=hot", "--benchmark-json=out.json")
+    result = gpumem("--gpumem-mode=hot", "--benchmark-json=out.json")
+    assert "gpumem gate BASE compares them" in result.stdout.str()
     reason = row_in(pytester.path)["verdict"]["reason"]
     assert "mode clean-cold → hot, sampler blocked → graph, so a new reference begins" in reason
 

@@ -140,7 +140,7 @@ def test_interrupted_it_prints_what_is_decided_and_removes_everything(
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "UNDECIDED (simulated) test_it.py::test_mine: " in out
-    stopped = "gpumem duet: stopped; 0 of 2 rows decided, the others are open"
+    stopped = "stopped; 0 of 2 rows decided, the others are open"
     assert said.splitlines().count(stopped) == 1
     assert (project.worktrees, project.left()) == (1, [])
     # No process is left that measures on.
@@ -160,6 +160,23 @@ def test_a_gate_that_is_stopped_in_its_session_says_so(project: Project) -> None
     _, said = process.communicate()
     assert process.returncode == 130, said
     assert "gpumem gate: stopped, no verdict" in said.splitlines(), said
+
+
+def test_a_gate_that_is_stopped_in_its_duet_leaves_no_results_to_accept_from(
+    project: Project,
+) -> None:
+    process = project.start("gate", "main", "--max-regression", "5%", "--", "-n0", *PROCESSES)
+    assert process.stderr is not None
+    while "a duet decides" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "gpumem gate: stopped, no verdict" in said.splitlines()
+    assert "gpumem duet" not in said
+    done = project.run("accept", "test_it.py::test_same", "--reason", "it is so")
+    assert done.returncode == 4
+    assert "there is no gpumem-results/results.json" in done.stderr
 
 
 def test_a_crash_loses_one_process_of_a_side_that_collects_once(project: Project) -> None:

@@ -189,14 +189,14 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(
     assert any(line.startswith("FAILED ") for line in result.outlines[:begins])
 
 
-def test_what_repeats_names_each_test_that_fails_once(
+def test_what_repeats_names_each_test_that_fails_once_up_to_five(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
     pytester.makepyfile(
         """
         import pytest
 
-        @pytest.mark.parametrize("n", range(3))
+        @pytest.mark.parametrize("n", range(7))
         @pytest.mark.gpumem(max_latency="1 ns")
         def test_it(gpu_benchmark, device_buffer, gpu_kernels, n):
             for label in "ab":
@@ -205,8 +205,9 @@ def test_what_repeats_names_each_test_that_fails_once(
     )
     result = gpumem("--gpumem-strict")
     (line,) = (line for line in result.outlines if line.startswith("to repeat: "))
-    name = "test_what_repeats_names_each_test_that_fails_once.py::test_it"
-    assert line.endswith(f" --gpumem-strict '{name}[0]' '{name}[1]' '{name}[2]'")
+    name = "test_what_repeats_names_each_test_that_fails_once_up_to_five.py::test_it"
+    tests = " ".join(f"'{name}[{n}]'" for n in range(5))
+    assert line.endswith(f" --gpumem-strict {tests}  # and 2 further")
 
 
 def test_no_baseline_is_a_warning_and_fails_when_strict(

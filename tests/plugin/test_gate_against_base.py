@@ -252,9 +252,27 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     assert copied in summary
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
     assert copied in shown
-    tests = "test_it.py::test_peak test_it.py::test_copied"
-    assert f"to repeat: pytest --gpumem {tests} to accept" in shown
+    repeat = "duet origin/exact --test test_it.py::test_peak --test test_it.py::test_copied"
+    assert f"to repeat: gpumem {repeat} to accept" in shown
+    repeated = CliRunner().invoke(main, repeat.split())
+    assert repeated.exit_code == 1, repeated.output
+    assert peak in " ".join(repeated.output.split())
     assert copied in Path("gpumem-results", "summary.md").read_text()
+
+
+def test_what_to_do_about_many_tests_names_five_and_says_that_there_are_more(
+    gate: Gate, exact: Project
+) -> None:
+    each = '@pytest.mark.parametrize("n", range(8))\ndef test_copied(n, '
+    exact.write("test_it.py", EXACT.replace("def test_copied(", each))
+    publish(exact, "many", "test_it.py")
+    code, text = gate(GROWN, "origin/many -- -k copied")
+    assert code == 1, text
+    steps = [line for line in text.splitlines() if line.startswith("to ")]
+    assert len(steps) == 2
+    for step in steps:
+        assert step.count("test_it.py::") == 5
+        assert step.endswith("  # and 3 further")
 
 
 @pytest.mark.usefixtures("exact")

@@ -121,9 +121,7 @@ def test_another_way_of_measuring_begins_a_new_reference() -> None:
         saved, head = baseline([run(0)]), row(**changed)
         assert saved.reference_runs(head) == (), changed
         assert saved.why_new(head).startswith(reason), changed
-        assert saved.why_new(head).endswith(
-            ", so a new reference begins; gpumem gate BASE compares them"
-        ), changed
+        assert saved.why_new(head).endswith(", so a new reference begins"), changed
         assert saved.measured_differently(head) is differently, changed
         # The runs before come back with the way before.
         both = baseline([run(0), run(1, **changed)])
@@ -138,8 +136,7 @@ def test_a_driver_begins_a_new_reference() -> None:
     saved = baseline([run(0)], newer)
     assert saved.reference_runs(row()) == ()
     assert saved.why_new(row()) == (
-        "driver 580.95.05 → 590.10, CUDA 13.0 → 13.1, so a new reference begins; "
-        "gpumem gate BASE compares them"
+        "driver 580.95.05 → 590.10, CUDA 13.0 → 13.1, so a new reference begins"
     )
     assert not saved.measured_differently(row())
     assert days(baseline([run(0), run(1, facts=newer)], newer).reference_runs(row())) == [1]
@@ -158,8 +155,7 @@ def test_an_acceptance_begins_a_new_reference_and_its_revert_returns() -> None:
     waiting = baseline(runs, acceptances=slower)
     assert waiting.reference_runs(row()) == ()
     assert waiting.why_new(row()) == (
-        "a change of its time was accepted (ada: why), so a new reference begins; "
-        "gpumem gate BASE compares them"
+        "a change of its time was accepted (ada: why), so a new reference begins"
     )
     runs.append(run(2, 110, accepted=digest))
     assert days(baseline(runs, acceptances=slower).reference_runs(row())) == [2]
