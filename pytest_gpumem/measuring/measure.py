@@ -61,10 +61,8 @@ def measure(harness: Harness, target: Target, plan: Plan, name: str) -> Measurem
                 raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
             return _Measuring(harness, target, plan, name).run()
         finally:
-            try:
-                target.arena.pad(0)
-            finally:
-                target.close()
+            target.close()
+            target.arena.pad(0)
 
 
 class _Measuring:
@@ -167,7 +165,7 @@ class _Measuring:
         sampler.clocks.clear()
 
         wanted = plan.placements if target.moves else 1
-        most = stopping.MOST_PLACEMENTS_FACTOR * wanted if target.moves else 1
+        most = stopping.MOST_PLACEMENTS_FACTOR * wanted
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
         begun = now()
         with self._range(MEASURE):

@@ -99,12 +99,8 @@ def affordable(cost: float, budget: float) -> int:
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
-    """Return the most samples of each placement, where placements follow each other. If launches
-    are slow it is one: another placement tells more."""
-    most = FEW_SAMPLES
-    if placements > 1:
-        most = ENOUGH_SAMPLES
-    return int(min(most, max(1, budget / placements / cost)))
+    """Return the most samples of each placement, where placements follow each other."""
+    return int(min(ENOUGH_SAMPLES, max(1, budget / placements / cost)))
 
 
 def go_on(

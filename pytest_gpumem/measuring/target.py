@@ -256,6 +256,7 @@ class KernelTarget(Target):
                 "carry a window"
             )
         self._copies: list[Allocation] = []  # of the movable buffers, side by side
+        self._homes: dict[Buffer, Allocation] = {}  # of buffers at a copy
         launch = bound.launch(buffers, values)
         self._queues, call = [self._queue(launch)], launch.call
         device.kernels.compile(launch)
@@ -299,48 +300,49 @@ class KernelTarget(Target):
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> None:
         self.close()
-        # A window lies on a buffer, and managed pages are put home a buffer at a time.
-        if self.any_stream and all(buffer.kind is MemoryKind.DEVICE for buffer in self._movable):
-            nbytes = sum(buffer.nbytes for buffer in self._movable)
+        if self.window is not None:
+            wanted = most = 1
+        sizes, count = [buffer.nbytes for buffer in self._movable], 0
+        # Managed pages are put home a buffer at a time.
+        if not self.managed and all(b.kind is MemoryKind.DEVICE for b in self._movable):
             free_bytes = partial(self.device.memory.free_bytes, MemoryKind.DEVICE)
-            count = side_by_side(nbytes, wanted, most, free_bytes())
+            count = side_by_side(sum(sizes), wanted, most, free_bytes())
             if count < wanted:
                 self.arena.close_kept()
-                count = side_by_side(nbytes, wanted, most, free_bytes())
-            if count:
-                self._scatter(count, random)
-                return
-        super().move(wanted, most, random)
+                count = side_by_side(sum(sizes), wanted, most, free_bytes())
+        if not count:
+            super().move(wanted, most, random)
+            return
+        self._copies = self.arena.scatter(sizes * count, int(random.integers(2**32)))
+        parameters = self._bound.kernel.parameters
+        outputs = [self._buffers[p.name] for p in parameters if p.role is Role.WRITE]
+        self._queues, self.places = [], count
+        for first in range(0, len(self._copies), len(sizes)):
+            placed = dict(zip(self._movable, self._copies[first:], strict=False))
+            for buffer, copy in placed.items():
+                if buffer not in outputs:
+                    self.device.content.copy(copy, buffer.allocation, buffer.nbytes, self.stream)
+            launch = self._bound.launch(self._buffers, self._values, placed)
+            self._queues.append(self._queue(launch))
+        if self.window is not None:  # it follows
+            self._homes = {buffer: buffer.allocation for buffer in placed}
+            for buffer, copy in placed.items():
+                buffer.go(copy)
+            self.capture()
 
     def _bind(self) -> None:
         self._queues = [self._queue(self._bound.launch(self._buffers, self._values))]
         self.places = 1
         self.capture()
 
-    def _scatter(self, count: int, random: np.random.Generator) -> None:
-        """Copy the buffers to `count` placements at random addresses."""
-        sizes = [buffer.nbytes for buffer in self._movable]
-        self._copies = self.arena.scatter(sizes * count, int(random.integers(2**32)))
-        outputs = []
-        for parameter in self._bound.kernel.parameters:
-            if parameter.role is Role.WRITE:
-                outputs.append(self._buffers[parameter.name])
-        queues, stream = [], self.arena.stream
-        for first in range(0, len(self._copies), len(sizes)):
-            placed = dict(zip(self._movable, self._copies[first:], strict=False))
-            for buffer, copy in placed.items():
-                if buffer not in outputs:
-                    self.device.content.copy(copy, buffer.allocation, buffer.nbytes, stream)
-            queues.append(self._queue(self._bound.launch(self._buffers, self._values, placed)))
-        self._queues, self.places = queues, count
-
     def close(self) -> None:
         """Go back to the buffers themselves."""
         if self._copies:
+            for buffer, home in self._homes.items():
+                buffer.go(home)
             self._bind()
-            copies, self._copies = self._copies, []
-            for allocation in copies:
-                self.arena.release(allocation)
+        while self._copies:
+            self.arena.release(self._copies.pop())
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:

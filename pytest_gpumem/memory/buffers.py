@@ -190,9 +190,13 @@ class Buffer:
         except BaseException:
             device.memory.free(new)
             raise
-        self.allocation = new
         self._arena.replaced(old, new)
         device.memory.free(old)
+        self.go(new)
+
+    def go(self, allocation: Allocation) -> None:
+        """Be at an allocation that has the content."""
+        self.allocation = allocation
         self.put_home(self._arena.stream)
         for follower in list(self.followers):
             follower()

@@ -8,6 +8,7 @@ import pytest
 from bench import Bench
 from cases import naming
 
+from pytest_gpumem.devices.protocol import Launch
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.buffers import Buffer
@@ -37,6 +38,28 @@ def test_a_measurement_records_its_window_wherever_it_is(bench: Bench) -> None:
         assert measured.window == Window(TABLE, 1.0, 25 * MiB, where=where)
         assert measured.checked
         assert len(measured.placements) == 2
+
+
+def test_a_window_follows_its_buffer_to_every_placement_and_back(bench: Bench) -> None:
+    out, table = table_of(bench)
+    own, placed = table.address, set[int]()
+    with persisting(bench.device, table) as stream:
+
+        def note(launch: Launch, *_: object, **__: object) -> None:
+            if "lut_persistent" in launch.arrays:
+                window = bench.device.l2.window(stream.stream)
+                assert window is not None
+                assert window.address == launch.arrays["lut_persistent"].address
+                placed.add(window.address)
+
+        bench.device.before("kernels.launch", note)
+        measured = bench.take(
+            bench.target(bench.kernels.reset_data, out, table, stream=stream), placements=6
+        )
+        spec = bench.device.l2.window(stream.stream)
+    assert len(measured.placements) == len(placed) == 6
+    assert spec is not None
+    assert table.address == spec.address == own
 
 
 @pytest.mark.parametrize("where", get_args(Where))
