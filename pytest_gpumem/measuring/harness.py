@@ -185,10 +185,7 @@ class Harness:
     def _readings(
         self, streams: Sequence[Stream], launch: Launch | None, rounds: int
     ) -> list[float]:
-        """Return the seconds between two events around a loaded launch, each stream in turn.
-
-        The first of the rounds, whose launches are slow, is left out.
-        """
+        """Return the seconds of launches by events; the first round, which is slow, is left out."""
         device, plain = self.device, self.profiled or self.device.launches_wait()
         start, end = device.streams.event(), device.streams.event()
         seconds = []

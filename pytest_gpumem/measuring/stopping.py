@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_gpumem.records.measurement import quantile
 
-LEAST_SAMPLES = 3  # of a placement, where a launch is slow for the budget
+LEAST_SAMPLES = 3  # of each placement side by side
 FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NEGLIGIBLE_SHARE = 0.12  # of the budget: as good as free
 MOST_SAMPLES = 1000  # placements and processes differ by more than further samples resolve

@@ -347,7 +347,8 @@ def _then(first: Work, last: Work) -> Work:
             last.device.streams.synchronize(stream)
         last.queue(stream)
 
-    return _several((first, last), " then ", queue, nothing, last.verify)
+    # Once the first is verified, it passes again.
+    return _several((first, last), " then ", queue, nothing, last.verify or first.verify)
 
 
 def _queue_before(before: Work, work: Work) -> Queue:
@@ -426,10 +427,10 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def _check_engines(device: Device, engines: Set[str]) -> None:
-    facts = device.facts
-    if facts.async_engines < 1 and engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}:
+    facts, both = device.facts, {HOST_TO_DEVICE, DEVICE_TO_HOST}
+    if facts.async_engines < 1 and engines & both:
         copies = "nothing beside other work"
-    elif facts.async_engines < 2 and engines == {HOST_TO_DEVICE, DEVICE_TO_HOST}:
+    elif facts.async_engines < 2 and engines == both:
         copies = "one way at a time"
     else:
         return

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ class NoTraffic(ShownError, ValueError):
     a latency without dependent accesses, an overlap of one piece of work."""
 
 
-class Extra(UserDict[str, float]):
+class Extra(dict[str, float]):
     """Further figures of a measurement, by a name with its unit; they stand in its row, and no
     limit holds for them."""
 
@@ -39,6 +38,9 @@ class Extra(UserDict[str, float]):
         if isinstance(value, (bool, str)) or not math.isfinite(figure):
             raise BadCall(f"extra[{name!r}] = {value!r}; accepted is a finite number")
         super().__setitem__(name, figure)
+
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
 
     def __ior__(self, other: Any) -> Extra:  # type: ignore[misc,override]
         self.update(other)

@@ -147,8 +147,7 @@ class Chart:
 
 
 def _charts_of_tests(shown: Sequence[RowView]) -> list[Chart]:
-    """A chart for each parametrised test: of its bandwidth if all rows have one, else of its
-    latency."""
+    """A chart of each parametrised test: the bandwidth if all rows have one, or the latency."""
     tests: dict[str, list[RowView]] = {}
     for view in shown:
         if view.row.measurement is not None:

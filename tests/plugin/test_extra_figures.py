@@ -56,6 +56,7 @@ def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(
     [
         ("['x'] = float('nan')", "BadCall: extra['x'] = nan; accepted is a finite number"),
         ("['x'] = '3 GB/s'", "BadCall: extra['x'] = '3 GB/s'; accepted is a finite number"),
+        (".setdefault('x', '3')", "BadCall: extra['x'] = '3'; accepted is a finite number"),
         (".update(x=True)", "BadCall: extra['x'] = True; accepted is a finite number"),
         (" |= {'x': '3'}", "BadCall: extra['x'] = '3'; accepted is a finite number"),
         (
@@ -78,3 +79,17 @@ def test_what_is_no_figure_is_refused(
     result = gpumem()
     result.assert_outcomes(failed=1)
     assert message in result.stdout.str()
+
+
+def test_a_test_can_write_its_figures_as_json(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import json
+
+        def test_it(gpu_benchmark, gpu_kernels, device_buffer):
+            result = gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+            result.extra["elements/s"] = 2
+            assert json.loads(json.dumps(result.extra)) == {"elements/s": 2.0}
+        """
+    )
+    gpumem().assert_outcomes(passed=1)

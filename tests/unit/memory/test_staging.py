@@ -289,6 +289,17 @@ def test_each_of_works_in_turn_is_checked(memory: Memory) -> None:
             first.queue = queue
 
 
+def test_what_precedes_work_of_the_host_is_checked(memory: Memory) -> None:
+    works = Works(memory)
+    copy = works.copy(memory.device(MIB), memory.pinned(MIB))
+    turn = works.in_turn(copy, works.host(lambda: None))
+    assert turn.verify is not None
+    assert turn.check() is None
+    copy.queue = lambda _: None
+    with pytest.raises(WrongResult, match="pinned to device: "):
+        turn.check()
+
+
 def test_a_check_that_ends_early_leaves_later_launches_alone(memory: Memory) -> None:
     device, works, x = memory.arena.device, Works(memory), memory.device(MIB)
     assert isinstance(device, CountedDevice)
