@@ -203,8 +203,8 @@ def test_a_row_that_is_measured_in_another_way(gates: Gates) -> None:
     assert (code, last) == (1, "red: 1 of 1 row fails"), text
     assert "gpumem gate BASE" not in text  # it is running
     repeat = next(line for line in text.splitlines() if line.startswith("to repeat: gpumem "))
-    words = shlex.split(repeat)[3:]
-    assert CliRunner().invoke(main, words).exit_code == 1
+    arguments = shlex.split(repeat)[3:]
+    assert CliRunner().invoke(main, arguments).exit_code == 1
     gates.accept("test_it.py::test_copy", "--change", "measured")
     code, last, text = gates.gate()
     assert (code, last) == (0, "green: 1 row, 1 of them accepted"), text
