@@ -144,8 +144,7 @@ def play(
             "max_regression": max_regression,
             "pytest": list(arguments),
         }
-        utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        document = to_json(run, requested, utc=utc, seconds=seconds, code=code)
+        document = to_json(run, requested, seconds=seconds, code=code)
         write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
     if stopped:
         decided = [row for row in run.rows if row.outcome in (Outcome.PASS, Outcome.FAIL)]
@@ -227,7 +226,7 @@ def _table(rows: Sequence[DuetRow], width: int, colour: bool, simulated: str) ->
 
 
 def to_json(
-    duet: Duet, arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
+    duet: Duet, arguments: Mapping[str, Any], *, seconds: float, code: int
 ) -> dict[str, Any]:
     """Return verdicts and processes as plain values. `seconds`: since the command was called."""
     device = None
@@ -237,7 +236,7 @@ def to_json(
     plain = {
         "kind": "gpumem duet",
         "schema": SCHEMA,
-        "datetime": utc,
+        "datetime": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": seconds,
         "exit": code,
         "arguments": dict(arguments),

@@ -256,7 +256,7 @@ def _write_results(path: Path, results: ResultFile, conclusion: Conclusion) -> N
 
 def _advice(
     conclusion: Conclusion, gate: Gate, left_out: Acceptances, *, uncounted: bool
-) -> list[tuple[str, str]]:
+) -> list[str]:
     """How to repeat, repair and accept what makes a gate red; nothing for another end."""
     if conclusion.code != Exit.FAILED:
         return []

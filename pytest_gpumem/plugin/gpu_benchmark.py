@@ -102,7 +102,7 @@ class GpuTest:
                 yield budget
         finally:
             if session.ledger is not None:
-                session.ledger.took(self.device.now() - begun)
+                session.ledger.spent += self.device.now() - begun
 
     @contextmanager
     def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:

@@ -107,16 +107,11 @@ def _run(gpu: GpuSession) -> Run:
         facts=gpu.facts,
         settings=gpu.settings.to_json(),
         utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        revision=_revision(gpu),
+        revision=revision_of(entries.commit_info(gpu.config)),
         past={row.key: gpu.baseline.past(row) for row in gpu.rows},
         remarks=missing_lines(gpu.missing),
         conclusion=_conclusion(gpu),
     )
-
-
-def _revision(gpu: GpuSession) -> str | None:
-    """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
-    return revision_of(entries.commit_info(gpu.config))
 
 
 def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
@@ -205,7 +200,7 @@ def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
     if fork is not None:
         yield f"nothing is stored of code that is not ours: {fork}"
         return
-    revision = _revision(gpu)
+    revision = revision_of(entries.commit_info(gpu.config))
     saved = Store(gpu.place, gpu.facts).save(rows, revision, gpu.settings.mode, gpu.baseline)
     if saved.path is not None:
         line = f"{saved.saved} of {counted(len(rows), 'row')} stored in {gpu.place}"

@@ -52,7 +52,6 @@ BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
 """Attribute of a report that fails by the verdicts of its rows, and of its exception: there it is
 the line of pytest's short summary, which begins with the figure."""
 NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
-LEAST_SECONDS = 1e-3  # of sampling of a measurement, however little time is left
 
 
 class Ledger:
@@ -67,10 +66,7 @@ class Ledger:
     def share(self, test: str) -> float:
         """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
         tests = len(self._waiting | {test})
-        return max((self.total - self.spent) / tests, LEAST_SECONDS)
-
-    def took(self, seconds: float) -> None:
-        self.spent += seconds
+        return max((self.total - self.spent) / tests, 1e-3)
 
     def ended(self, test: str) -> None:
         """Leave the time that a test did not use to the others: it measures nothing more."""

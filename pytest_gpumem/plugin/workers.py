@@ -32,7 +32,6 @@ _REFUSED = "refused"  # key of what a worker sends: why it cannot take part
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 _MIG = "MIG-"
 TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number there, from 0 on
-BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of workers alone
 
 
 def is_part(config: pytest.Config) -> bool:
@@ -78,8 +77,8 @@ def prepare(config: pytest.Config) -> None:
         option.dist = "no"  # it distributes nothing, and pytest-benchmark is to know
     if in_parts(config):
         off = benchmarks_are_off(config)
-        # xdist gives the workers the options of the controller.
-        option.benchmark_disable, option.benchmark_enable = off or BY_XDIST, False
+        # xdist gives the workers the options of the controller; True would be the user's.
+        option.benchmark_disable, option.benchmark_enable = off or "xdist", False
 
 
 def benchmarks_are_off(config: pytest.Config) -> bool:

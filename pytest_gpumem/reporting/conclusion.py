@@ -51,8 +51,7 @@ class Conclusion:
     rows: Sequence[Row] = ()  # all rows of a gate, or those that fail a session
     missing: Sequence[Omission] = ()  # what was not judged
     remarks: Sequence[str] = ()  # what a reader of a gate should know, a sentence each
-    advice: Sequence[tuple[str, str]] = ()
-    """What to do: a word such as "repeat", "repair" or "accept", and a command or a sentence."""
+    advice: Sequence[str] = ()  # what to do, such as "to repeat: pytest t.py::test_a"
     errors: Mapping[str, str] = field(default_factory=dict)
     """By node id, the first line of the error of tests that failed by themselves."""
     simulated: bool = False  # no GPU was measured
@@ -83,8 +82,8 @@ def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] 
     for nodeid in others[:EXPLAINED]:
         lines.append(f"FAIL {nodeid}: {conclusion.errors[nodeid]}")
     if len(others) > EXPLAINED:
-        more = counted(len(others) - EXPLAINED, "further test")
-        lines.append(f"and {more} without a measurement")
+        further_tests = counted(len(others) - EXPLAINED, "further test")
+        lines.append(f"and {further_tests} without a measurement")
     for old, new in renamed(conclusion).items():
         lines.append(f"{old} is gone and {new} is new: renamed?")
     drawn = []
@@ -93,9 +92,7 @@ def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] 
     for line in further:
         if line not in drawn:
             drawn.append(line)
-    for word, what in conclusion.advice:
-        drawn.append(printable(f"{word}: {what}"))  # a command stays on its line
-    return drawn
+    return drawn + printable(list(conclusion.advice))  # a command stays on its line
 
 
 def failing_rows(rows: Sequence[Row]) -> list[Row]:
@@ -154,20 +151,19 @@ def advice(
     uncounted: bool = False,
     limits: Sequence[str] = (),
     repair: Sequence[str] = (),
-) -> list[tuple[str, str]]:
+) -> list[str]:
     """What to do about a failure. `uncounted`: the gate counts no acceptance of the change.
     `limits`: names of broken limits that no acceptance covers."""
-    steps = [("to repeat", command) for command in repeat]
-    repairs = list(repair)
+    steps = [f"to repeat: {command}" for command in repeat]
     if limits:
         names = ", ".join(dict.fromkeys(limits))
-        repairs.append(f"meet or change {names}, which cannot be accepted")
-    if repairs:
-        steps.append(("to repair", "; ".join(repairs)))
+        repair = [*repair, f"meet or change {names}, which cannot be accepted"]
+    if repair:
+        steps.append(f"to repair: {'; '.join(repair)}")
     words = "to accept, commit what this writes"
     if uncounted:
         words += " and gate with --accept-from-change"
-    return steps + [(words, command) for command in accept]
+    return steps + [f"{words}: {command}" for command in accept]
 
 
 @dataclass(frozen=True)

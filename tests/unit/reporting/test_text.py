@@ -176,7 +176,7 @@ def test_notes_and_why_rows_have_no_share_of_the_peak_are_said_once(
 def test_remarks_follow_what_a_run_decides(facts: DeviceFacts, make_row: MakeRow) -> None:
     run = Run([failing(make_row), make_row("t.py::b")], facts, {}, remarks=["a duet decides 1 row"])
     assert run_lines(run, 100)[-1] == "a duet decides 1 row"
-    steps = [("to repeat", "pytest")]
+    steps = ["to repeat: pytest"]
     ending = Conclusion(Exit.FAILED, [failing_text(run.rows[:1], run.rows)], run.rows, advice=steps)
     lines = run_lines(dataclasses.replace(run, conclusion=ending), 100)
     assert lines[0] == "red: 1 of 2 rows fails"
