@@ -130,7 +130,10 @@ def test_culprit(gpu_device):
     ("crash", "said"),
     [
         (LOST, "ContextLost: at the test's end: "),
-        ("def test_culprit():\n    import os\n    os.abort()\n", "the process crashed"),
+        (
+            "def test_culprit():\n    import os\n    os.abort()\n",
+            "worker 'gw0' crashed while running 'test_a.py::test_culprit'",
+        ),
     ],
     ids=["lost context", "abort"],
 )
