@@ -121,13 +121,13 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
-    """Each lost test function beside a single new one of its file: perhaps its new name."""
+    """Each lost test beside the only new one of its file."""
     new: dict[str, set[str]] = {}
     known = set()
     for row in conclusion.rows:
         function = function_of(row.nodeid)
         known.add(function)
-        if row.verdict.outcome is Outcome.NEW:
+        if row.verdict.outcome is Outcome.NEW and not row.test_error:
             new.setdefault(function.partition("::")[0], set()).add(function)
     names_now = {}
     for omission in conclusion.missing:

@@ -94,6 +94,9 @@ def test_a_lost_test_beside_a_single_new_one_is_perhaps_renamed_whatever_its_par
     assert renamed(ending) == {"t.py::test_old": "t.py::test_new"}
     others = [*new, make_row("t.py::test_newer", Outcome.NEW)]
     assert renamed(dataclasses.replace(ending, rows=others)) == {}
+    # A test that failed by itself has no verdict against the test that it was.
+    broken = [replace(row, failed=True, test_error=True) for row in new]
+    assert renamed(dataclasses.replace(ending, rows=broken)) == {}
     # A parameter that is gone renames nothing.
     kept = [*new, make_row("t.py::test_old[3]")]
     assert renamed(dataclasses.replace(ending, rows=kept)) == {}
