@@ -215,7 +215,7 @@ def test_slow_launches_leave_the_budget_to_placements(bench: Bench) -> None:
     x, y = bench.memory.managed(64 * MiB), bench.memory.managed(64 * MiB)
     taken = bench.measure("add", x, y, placements=8, precision=0.001, budget=0.2)
     assert taken.latency > 0.05 * 0.2
-    assert len(taken.placements) >= 5
+    assert len(taken.placements) >= 6
 
 
 def launched(bench: Bench) -> list[tuple[int, int]]:
