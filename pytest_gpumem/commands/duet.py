@@ -148,8 +148,7 @@ def play(
         write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
     if stopped:
         decided = [row for row in run.rows if row.outcome in (Outcome.PASS, Outcome.FAIL)]
-        rows = counted(len(run.rows), "row")
-        log(f"stopped; {len(decided)} of {rows} decided, the others are open")
+        log(f"stopped; {len(decided)} of {counted(len(run.rows), 'row')} decided")
         raise KeyboardInterrupt
     return code, run
 

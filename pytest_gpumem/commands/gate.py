@@ -269,13 +269,8 @@ def _advice(
         repair.append("bring the test back, by its name and not skipped")
     if gate.looser:
         repair.append("restore the limit")
-    return advice(
-        _repeat(gate, failing),
-        _accept(conclusion, gate, left_out, lost),
-        uncounted=uncounted,
-        limits=limits,
-        repair=repair,
-    )
+    accept = _accept(conclusion, gate, left_out, lost)
+    return advice(_repeat(gate, failing), limits, accept, repair, uncounted=uncounted)
 
 
 def _accept(
@@ -306,36 +301,33 @@ def _accept(
 
 def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[str]:
     """The commands that repeat what fails: a duet for what is compared, and a session."""
-    compared, others, option = dict[str, None](), dict[str, None](), list[str]()
+    session = ["pytest", "--gpumem"]
+    for word in gate.arguments:
+        if word.startswith("-") or not Path(word.partition("::")[0]).exists():
+            session.append(word)
+    commands: dict[tuple[str, ...], dict[str, None]] = {}  # tests by the words before them
     for row in failing:
-        if not any(changes_of(row)):
-            others[row.nodeid] = None
-            continue
-        compared[row.nodeid] = None
-        limit = row.limits.max_regression
-        if limit and not of_the_test(row.limits.origin.get(TIME)):
-            option = ["--max-regression", limit]
-    if compared:
-        words = ["gpumem", "duet", gate.base, *option]
-        for test in list(compared)[:EXPLAINED]:
-            words += ["--test", test]
-        if gate.base_python:
-            words += ["--base-python", gate.base_python]
-        yield shlex.join(words) + more(compared)
-    if others:
-        words = ["pytest", "--gpumem"]
-        for word in gate.arguments:
-            if word.startswith("-") or not Path(word.partition("::")[0]).exists():
-                words.append(word)
-        yield shlex.join([*words, *list(others)[:EXPLAINED]]) + more(others)
+        words = session
+        if any(changes_of(row)):
+            words = ["gpumem", "duet", gate.crept.get(row.nodeid, gate.base)]
+            limit = row.limits.max_regression
+            if limit and not of_the_test(row.limits.origin.get(TIME)):
+                words += ["--max-regression", limit]
+            if gate.base_python and row.nodeid not in gate.crept:
+                words += ["--base-python", gate.base_python]
+        commands.setdefault(tuple(words), {})[row.nodeid] = None
+    for command, tests in commands.items():
+        words = list(command)
+        for test in list(tests)[:EXPLAINED]:
+            words += [test] if command[0] == "pytest" else ["--test", test]
+        yield shlex.join(words) + more(tests)
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:
     names: list[str] = []
     for name in FILES:
         names += [file.name for file in output.glob(name)]
-    if names:
-        _log(f"{counted(len(names), 'file')} in {output}: {' '.join(names)}")
+    _log(f"{counted(len(names), 'file')} in {output}: {' '.join(names)}")
     for remark in conclusion.remarks:
         say(f"gpumem gate: {remark}")
     first, *further = conclusion_lines(conclusion, terminal()[0])

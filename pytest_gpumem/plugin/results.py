@@ -181,7 +181,7 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
         if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
             again.append(str(word))
     repeat = [shlex.join([*again, *list(tests)[:EXPLAINED]]) + more(tests)]
-    steps = advice(repeat if failing else [], accept, limits=limits)
+    steps = advice(repeat if failing else [], limits, accept)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, gpu.missing, advice=steps)
 

@@ -82,8 +82,8 @@ def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] 
     for nodeid in others[:EXPLAINED]:
         lines.append(f"FAIL {nodeid}: {conclusion.errors[nodeid]}")
     if len(others) > EXPLAINED:
-        further_tests = counted(len(others) - EXPLAINED, "further test")
-        lines.append(f"and {further_tests} without a measurement")
+        tests = counted(len(others) - EXPLAINED, "further test")
+        lines.append(f"and {tests} without a measurement")
     for old, new in renamed(conclusion).items():
         lines.append(f"{old} is gone and {new} is new: renamed?")
     drawn = []
@@ -146,14 +146,14 @@ def more(tests: Sized, named: int = EXPLAINED) -> str:
 
 def advice(
     repeat: Iterable[str],
+    limits: Sequence[str],
     accept: Sequence[str],
+    repair: Sequence[str] = (),
     *,
     uncounted: bool = False,
-    limits: Sequence[str] = (),
-    repair: Sequence[str] = (),
 ) -> list[str]:
-    """What to do about a failure. `uncounted`: the gate counts no acceptance of the change.
-    `limits`: names of broken limits that no acceptance covers."""
+    """What to do about a failure. `limits`: names of those that no acceptance covers.
+    `uncounted`: the gate counts no acceptance of the change."""
     steps = [f"to repeat: {command}" for command in repeat]
     if limits:
         names = ", ".join(dict.fromkeys(limits))

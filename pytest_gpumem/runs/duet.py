@@ -29,7 +29,6 @@ from pytest_gpumem.units import counted, did_you_mean
 
 GONE = "no such measurement", False
 ATTEMPTS = 3
-DEFAULT_REGRESSION = "1%"  # allowed slow-down of a test without a limit
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head share: latencies under different ones are not comparable."""
 
@@ -245,7 +244,7 @@ class Duet:
             limit = row.limits.max_regression
             if not of_the_test(row.limits.origin.get(TIME)):
                 limit = self.max_regression or limit
-            limits[TIME] = limit or DEFAULT_REGRESSION
+            limits[TIME] = limit or "1%"
         return Limits(**limits)
 
 

@@ -76,6 +76,7 @@ class Gate:
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
     """Limits that the change loosens and does not accept."""
+    crept: dict[str, str] = field(default_factory=dict)  # by test: the oldest revision of a creep
 
     def run(self) -> Conclusion:
         """Run it to its end.
@@ -231,6 +232,7 @@ class Gate:
             words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
             self.say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
             tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
+            self.crept |= dict.fromkeys(tests, revision)
             title = f"oldest revision of the reference {revision[:10]}"
             try:
                 if revision == "unknown" or revision.endswith(DIRTY):

@@ -140,7 +140,7 @@ def test_interrupted_it_prints_what_is_decided_and_removes_everything(
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "UNDECIDED (simulated) test_it.py::test_mine: " in out
-    stopped = "stopped; 0 of 2 rows decided, the others are open"
+    stopped = "stopped; 0 of 2 rows decided"
     assert said.splitlines().count(stopped) == 1
     assert (project.worktrees, project.left()) == (1, [])
     # No process is left that measures on.

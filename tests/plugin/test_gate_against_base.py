@@ -306,6 +306,10 @@ def test_what_base_has_grown_by_is_held_against_the_oldest_revision(
     words = "1 row beyond the limit over the reference: a duet with its oldest revision "
     assert text.count(words) == 2
     assert "against the oldest revision of the reference: a peak of 80 MiB against 64 MiB" in text
+    repeats = [line for line in text.splitlines() if line.startswith("to repeat: gpumem duet ")]
+    for line in repeats:
+        assert CliRunner().invoke(main, line.split()[3:]).exit_code == 1
+    assert len(repeats) == 2
     files = sorted(exact.folder.glob("gpumem-results/creep-*.json"))
     compared = [json.loads(file.read_text())["verdicts"] for file in files]
     tests = {verdict["key"] for verdicts in compared for verdict in verdicts}

@@ -67,7 +67,7 @@ def failing(make_row: MakeRow, nodeid: str = "t.py::test_blur") -> Row:
 
 def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row: MakeRow) -> None:
     repeat, accept = ["pytest t.py::test_blur"], ["gpumem accept t.py::test_blur"]
-    steps = advice(repeat, accept, limits=["max_latency"])
+    steps = advice(repeat, ["max_latency"], accept)
     rows = [make_row(), failing(make_row)]
     ending = Conclusion(Exit.FAILED, ["1 of 2 rows fails"], rows, advice=steps)
     assert conclusion_lines(ending, 120) == [
