@@ -163,10 +163,7 @@ def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
 def _of_test(
     test: str, last: ResultFile, option: str = "", without: str | None = None
 ) -> list[Row | Omission]:
-    """Return what TEST selects of the last run. Raises `UserError`: nothing.
-
-    Its hint is another name than `without`.
-    """
+    """Return what TEST selects of the last run. Raises `UserError`, which hints at no `without`."""
     known: list[Row | Omission] = [*last.document.rows, *last.document.missing]
     selected = [row for row in known if test == row.key or selects(test, row.nodeid)]
     if not selected:

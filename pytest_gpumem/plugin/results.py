@@ -61,7 +61,7 @@ def finish(
     gpu: GpuSession, expectations: ExpectationFeature, report: Path | None, *, complete: bool
 ) -> bool:
     """Find what was not judged, save and write all files; return whether the session fails by that.
-    `complete`: it collected all that it was to collect, and all its tests ran."""
+    `complete`: it collected all that it was to, and all its tests ran."""
     if expectations.writes is not None:
         _write_selection(expectations.writes, gpu, expectations)
     # A profiler forbids verdicts.
@@ -115,7 +115,7 @@ def _run(gpu: GpuSession) -> Run:
 
 
 def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
-    """Print the results, the conclusion of a session that fails, and annotations."""
+    """Print the results, the conclusion if it fails, and annotations."""
     rows = rows_of_table(gpu)
     lines: list[str] = []
     if rows and gpu.ranges.tool_attached():
@@ -154,7 +154,7 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
 
 
 def _conclusion(gpu: GpuSession) -> Conclusion | None:
-    """The conclusion of a session that fails by its verdicts; None of any other."""
+    """The conclusion of a session that fails by its verdicts, or None."""
     strict = gpu.settings.strict
     failing = []
     for row in gpu.rows:
@@ -170,9 +170,10 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
         return None
     failing = worst_first(failing)
     changed, limits, tests = [], list[str](), dict[str, None]()
+    root, folder = gpu.config.rootpath, gpu.config.invocation_params.dir
     for row in failing:
         limits += absolute_limits(row)
-        tests[row.nodeid] = None
+        tests[_seen_from(folder, row.nodeid, root)] = None
         if any(changes_of(row)):
             changed.append(row)
     accept = [command(row) + more(changed, 1) for row in changed[:1]]
@@ -330,7 +331,8 @@ class Endings:
                 return Ending(how, why)
         if nodeid in noted.to_run or not self._complete:
             return Ending("not reached", "not reached")
-        names = [_as_nodeid(argument, config) for argument in config.args]
+        root, folder = config.rootpath, config.invocation_params.dir
+        names = [_seen_from(root, argument, folder) for argument in config.args]
         if not any(name == "." or selects(name, nodeid) for name in names):
             by_words = bool(options.file_or_dir)
             reason = "not in the arguments" if by_words else "outside of testpaths"
@@ -353,8 +355,7 @@ def _ignored(nodeid: str, config: pytest.Config) -> bool:
     return False
 
 
-def _as_nodeid(argument: str, config: pytest.Config) -> str:
-    """An argument of the command line as a node id, which begins at the root folder."""
-    path, *names = argument.split("::")
-    file = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
-    return "::".join((Path(file).as_posix(), *names))
+def _seen_from(folder: Path, test: str, origin: Path) -> str:
+    """The name of a test in `origin` as it is in `folder`; a node id is of the root folder."""
+    path, *names = test.split("::")
+    return "::".join((os.path.relpath(origin / path, folder), *names))

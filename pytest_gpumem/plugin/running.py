@@ -126,9 +126,7 @@ class RunningHooks:
         phase: str,
         item: pytest.Item | None,
     ) -> BaseException | None:
-        """The error that ends a phase once a feature raises: a failure takes the place of a skip,
-        and is a section of the report beside another failure.
-        """
+        """The error that ends a phase: a failure replaces a skip; a second failure is a section."""
         error = self._meant_error(raised, feature, phase, item)
         if error is None or before is None:
             return before or error

@@ -210,6 +210,18 @@ def test_what_repeats_names_each_test_that_fails_once_up_to_five(
     assert line.endswith(f" --gpumem-strict {tests}  # and 2 further")
 
 
+def test_what_repeats_works_in_the_folder_of_the_session(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeini("[pytest]")
+    folder = pytester.mkdir("sub")
+    (folder / "test_it.py").write_text(LIMITED)
+    monkeypatch.chdir(folder)
+    result = gpumem()
+    (line,) = (line for line in result.outlines if line.startswith("to repeat: "))
+    assert line.endswith(" test_it.py::test_slow")
+
+
 def test_no_baseline_is_a_warning_and_fails_when_strict(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
