@@ -200,7 +200,7 @@ class Works:
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
         prepared = copy.copy(work)
-        prepared.prepare, prepared.poison = _queue_before(before, work), nothing
+        prepared.prepare = _queue_before(before, work)
         prepared.parts = ()  # measured alone they would run without `before`
         return prepared
 

@@ -289,6 +289,22 @@ def test_each_of_works_in_turn_is_checked(memory: Memory) -> None:
             first.queue = queue
 
 
+def test_work_after_other_work_is_checked_as_a_part_too(memory: Memory) -> None:
+    works, x, y = Works(memory), memory.device(MIB), memory.device(MIB)
+    fill, read = works.copy(x, memory.pinned(MIB)), works.copy(y, x)
+    other = launched(memory, "elementwise", memory.device(MIB))
+    launches = read.launches
+    assert isinstance(launches, list)
+    for combine in works.in_turn, works.together:
+        work = combine(other, works.after(fill, read))
+        with naming(work.name):
+            assert work.check() is None
+            launch = launches.pop()
+            with pytest.raises(WrongResult, match="device to device: "):
+                work.check()
+            launches.append(launch)
+
+
 def test_what_precedes_work_of_the_host_is_checked(memory: Memory) -> None:
     works = Works(memory)
     copy = works.copy(memory.device(MIB), memory.pinned(MIB))
