@@ -16,7 +16,7 @@ from typing import Any
 DOMAIN = "gpumem"  # NVTX domain of every range
 MEASURE, LAUNCH = "measure", "launch"
 """Phase of the samples, and a launch within it. Under a profiler the phase contains the measured
-launches and nothing else."""
+launches alone or what `benchmark` times."""
 
 
 class Names:

@@ -23,6 +23,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.printable import printable
+from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.settings import Settings, of_test
 from pytest_gpumem.units import counted
 
@@ -87,7 +88,7 @@ class AdoptionFeature(Feature):
     def teardown(self, item: pytest.Item) -> None:
         benchmark = getattr(item, "funcargs", {}).get("benchmark")
         if benchmark is None or self._called or is_pytest_benchmarks(benchmark):
-            return  # the ordinary fixture that was not called has nothing to adopt
+            return  # the ordinary fixture, not called, has nothing to adopt
         if adopts(item, self._session.settings):
             self._note_reason(item, "another plugin, such as CodSpeed, has the fixture")
 
@@ -95,16 +96,19 @@ class AdoptionFeature(Feature):
         @wraps(method)
         def call(fixture: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            result = method(fixture, *args, **kwargs)
             item = self._item
-            if item is not None:
-                benchmarks = getattr(item.config, "_benchmarksession", None)
-                # A test of a plugin may run a session of its own inside of this process.
-                if benchmarks is not None and fixture._logger is benchmarks.logger:
-                    self._called = True
-                    bound = inspect.signature(method).bind(fixture, *args, **kwargs)
-                    bound.apply_defaults()
-                    self._follow(item, fixture, bound.arguments)
+            if item is None:
+                return method(fixture, *args, **kwargs)
+            name = phase(self._session.names.unique(item.nodeid), MEASURE)
+            with self._session.ranges.range(name):
+                result = method(fixture, *args, **kwargs)
+            benchmarks = getattr(item.config, "_benchmarksession", None)
+            # A test may run a session of its own in this process.
+            if fixture._logger is getattr(benchmarks, "logger", None):
+                self._called = True
+                bound = inspect.signature(method).bind(fixture, *args, **kwargs)
+                bound.apply_defaults()
+                self._follow(item, fixture, bound.arguments)
             return result
 
         return call

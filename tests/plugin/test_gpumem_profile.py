@@ -102,6 +102,13 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(
     assert "1 passed, 2 deselected" in done.stderr
 
 
+def test_ncu_is_shown_what_benchmark_times(gpumem_command: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_stock="def test_stock(benchmark): assert benchmark(sum, [1, 2]) == 3")
+    done = gpumem_command("profile", "ncu", "--test", "test_stock.py::test_stock", "-o", "stock")
+    report = json.loads((pytester.path / "stock.ncu-rep").read_text())
+    assert report["ranges"].count("test_stock/test_stock.measure") == 1, done.stderr
+
+
 def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(
     gpumem_command: Run, pytester: pytest.Pytester
 ) -> None:
