@@ -195,7 +195,7 @@ class Buffer:
         self.go(new)
 
     def go(self, allocation: Allocation) -> None:
-        """Be at an allocation that has the content."""
+        """Be at an allocation with the content."""
         self.allocation = allocation
         self.put_home(self._arena.stream)
         for follower in list(self.followers):
@@ -213,7 +213,8 @@ class Arena:
     def __init__(self, device: Device, seed: int, *, oversubscribes: bool = False) -> None:
         self.device = device
         self.oversubscribes = oversubscribes
-        self.stream = device.streams.create()
+        with device.current():
+            self.stream = device.streams.create()
         self.seed = seed
         self.checks = False  # within a check of a result
         self._allocations: dict[int, tuple[Allocation, int]] = {}
