@@ -12,14 +12,15 @@ pytestmark = pytest.mark.usefixtures("free_gpu")
 
 
 TESTS = """
-    import uuid
+    import pynvml
     import pytest
 
     def current():
         "UUIDs of the device that CuPy uses, and PyTorch."
         import cupy
-        index = cupy.cuda.runtime.getDevice()
-        found = ["GPU-" + str(uuid.UUID(bytes=bytes(cupy.cuda.runtime.getDeviceProperties(index)["uuid"])))]
+        place = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
+        pynvml.nvmlInit()
+        found = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByPciBusId(place))]
         try:
             import torch
         except ImportError:
