@@ -47,22 +47,18 @@ Demand = tuple[object, tuple[float, ...]]
 """What two values need in common to be compared, and figures: larger ones demand more."""
 
 
-def _as_written(value: Any) -> str:
-    return str(value).strip()
-
-
 class Limit(NamedTuple):
     name: str  # of the keyword, the ini key and the option
     demand: Callable[[Any], Demand]  # of a user's value; raises `QuantityError`
     help: str
     metavar: str | None  # of the option in the help; None: a limit of single tests, no option
-    write: Callable[[Any], str] = _as_written  # gives the text that is kept of an accepted value
+    write: Callable[[Any], str] = str  # gives the text that is kept of an accepted value
     ini_only: bool = False  # no option of the command line and no variable
 
     def parse(self, value: Any) -> str:
         """Return the text that is kept of a user's value. Raises `QuantityError`."""
         self.demand(value)
-        return self.write(value)
+        return self.write(value).strip()
 
     def looser(self, limit: str, other: str) -> bool:
         """Return True if the first text can demand less than the second."""

@@ -367,7 +367,7 @@ class MemoryWatch:
         return Footprint(
             peak=peak,
             peak_bound=most if most > peak else None,
-            uses=tuple(sorted(shown, key=_order)),
+            uses=tuple(sorted(shown, key=lambda use: (use.kind, -use.peak, use.library))),
             driver_watched=self._driver_watched,
             bound=self._bound(uses.values()),
             watched=("fixtures", *footprints.running),
@@ -446,7 +446,3 @@ class MemoryWatch:
         self._footprints.watches.remove(self)
         if not self._footprints.watches:
             self._log.clear()
-
-
-def _order(use: MemoryUse) -> tuple[str, int, str]:
-    return use.kind, -use.peak, use.library

@@ -180,17 +180,17 @@ class PageCounts(Record, frozen=True):
 
     @property
     def to_device_bandwidth(self) -> float | None:
-        """Bytes per second while pages moved to the device, which is the link's rate, or None."""
-        if not self.to_device or not self.to_device_seconds:
-            return None
-        return self.to_device / self.to_device_seconds
+        """Bytes per second while pages moved to the device, the link's rate, or None."""
+        return _rate(self.to_device, self.to_device_seconds)
 
     @property
     def to_host_bandwidth(self) -> float | None:
         """The same to the host."""
-        if not self.to_host or not self.to_host_seconds:
-            return None
-        return self.to_host / self.to_host_seconds
+        return _rate(self.to_host, self.to_host_seconds)
+
+
+def _rate(nbytes: int, seconds: float) -> float | None:
+    return nbytes / seconds if nbytes and seconds else None
 
 
 class Migrations(Record, frozen=True):

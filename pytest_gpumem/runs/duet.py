@@ -181,7 +181,9 @@ class Duet:
         if process.device is None:
             return
         self.device = self.device or process.device
-        first, device = [_name(facts) for facts in (self.device, process.device)]
+        first, device = [
+            f"{facts.key} {facts.uuid or ''}".strip() for facts in (self.device, process.device)
+        ]
         if first != device:
             raise UserError(
                 f"the processes ran on different devices: {first} and {device}; "
@@ -354,10 +356,6 @@ def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
                 f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
                 f"in head; give {flag_of(name)} among pytest's arguments"
             )
-
-
-def _name(facts: DeviceFacts) -> str:
-    return f"{facts.key} {facts.uuid or ''}".strip()
 
 
 def rounded_duration(seconds: float) -> str:
