@@ -1,8 +1,7 @@
-"""The interface of the CUDA and the simulated device, the launches that pass through it, and the
-checks that both make.
+"""The protocol that the CUDA and the simulated device implement, and what both do alike.
 
-Addresses are integers, sizes bytes, times seconds. A method with a body is that of a device
-without the feature.
+Addresses are integers, sizes bytes, times seconds. A method with a body is what a device without
+the feature does.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ class Foreign:
     accesses: tuple[Access, ...] = ()
     """Accesses of a run, for simulated times."""
     allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
-    on_simulated: bool = False  # it calls only the device's own API, which the simulated device has
+    on_simulated: bool = False  # it calls only methods of `Device`
 
 
 class Stream(Protocol):
@@ -181,8 +180,8 @@ class Streams(Protocol):
     def capture(
         self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> Graph:
-        """Capture what `body` queues on `stream`; nothing of it runs now. `window` goes before the
-        windows of the stream and of launches. Raises `CannotCapture`."""
+        """Capture what `body` queues on `stream`; nothing of it runs now. `window` overrides
+        those of the stream and of launches. Raises `CannotCapture`."""
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
         """The window of each kernel, as the driver has it."""
@@ -197,8 +196,8 @@ class DeviceKernels(Protocol):
         return
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
-        """Queue a kernel, or a copy where the kernel has no source. `window` goes before that of
-        the stream; a copy takes none."""
+        """Queue a kernel, or a copy where the kernel has no source. `window` overrides the
+        stream's; a copy takes none."""
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """Make `stream` the current stream of all imported libraries inside the block."""
@@ -236,8 +235,8 @@ class DeviceMemory(Protocol):
     def free_bytes(self, kind: MemoryKind) -> int: ...
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Device memory for several buffers at places that `seed` decides, each freed alone; of
-        1 MiB and more aligned to 2 MiB, else to 512 bytes. Raises `OutOfMemory`."""
+        """Device memory for several buffers at places that `seed` decides, each freed alone.
+        Those of 1 MiB and more are aligned to 2 MiB, else to 512 bytes. Raises `OutOfMemory`."""
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
         """Free memory that is kept for reuse, unless this share of the GPU's is free without it.
@@ -249,7 +248,7 @@ class DeviceMemory(Protocol):
         return
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        """The kind of memory at an address, `DEVICE` for a pool's; None: not of this process."""
+        """The kind of memory at an address, in a pool `DEVICE`; None: not of this process."""
 
     def host(self) -> tuple[int, int]:
         """Bytes of RAM that this process may use, and those that are page-locked through here."""
@@ -361,7 +360,7 @@ class Counters(Protocol):
         return nullcontext()
 
     def detach(self) -> None:
-        """End what the passes add to each later launch, unless CUPTI is in use."""
+        """End what passes cost each later launch, unless CUPTI is in use."""
         return
 
 

@@ -1,20 +1,18 @@
-"""A kernel as data: source, entry, launch shape, what it touches, and a reference for its result;
-and the functions that these fields are made of.
+"""Kernels as data: what each launches and touches, a reference for its result, and its source.
 
-A device compiles the source or, where it is simulated, derives the time from the accesses and the
-result from the reference.
+A device compiles the source. The simulated device derives the time from the accesses and the result
+from the reference.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from inspect import Parameter as Place
-from inspect import Signature
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -40,7 +38,7 @@ Direction: TypeAlias = Literal["read", "write"]
 class Role(str, Enum):
     READ = "read"
     WRITE = "write"
-    # read and then written: its result depends on what it holds
+    # read and then written
     UPDATE = "update"
     SCALAR = "scalar"
 
@@ -54,14 +52,13 @@ class Parameter:
     default: int | float | None = None
     """Value of a scalar that the caller leaves out; None: it must be given."""
     least: int | None = None
-    """Smallest value of a scalar that is a whole number; None: it is of the first array's element
-    type."""
+    """Smallest value of a whole-number scalar. None: a scalar of the first array's element type."""
 
 
 @dataclass(frozen=True)
 class ArrayFacts:
     size: int  # elements
-    dtype: str  # numPy type string without byte order, such as "f4"
+    dtype: str  # NumPy type string without byte order, such as "f4"
     itemsize: int  # bytes of an element
     on_host: bool = False
     """The memory lies on the host's side of the link (pinned, registered or pageable)."""
@@ -86,7 +83,7 @@ class Access:
     argument: str
     direction: Direction
     footprint: int  # distinct bytes touched
-    requested: int  # bytes that the threads request, repeats counted
+    requested: int  # bytes that the threads request, each time counted
     sectors_per_request: float = 4.0  # 32-byte sectors of a warp's request of 4-byte words: 4 to 32
     dependent: bool = False  # each access waits for the last (pointer chase): latency decides
     onward: bool = False  # each launch touches other lines, until all of the array was touched
@@ -117,15 +114,15 @@ class Kernel:
 
     `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches.
     `reference(arrays, scalars)` computes the result with NumPy or CuPy: it gets arrays by name,
-    changes none, and returns the new content of every written or updated parameter by name. It must
-    hold for a prefix: with every array cut to its first elements (at least one table period), the
-    result is a prefix of the full result. The first `len(result)` elements are compared.
+    changes none, and returns the new content of every written or updated parameter by name. The
+    simulated device cuts every array to its first elements: the result must then be a prefix of the
+    full result. The first `len(result)` elements are compared.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
-    shape: Callable[[DeviceFacts, Call], LaunchShape]
-    accesses: Callable[[Call], tuple[Access, ...]]
+    shape: ShapeOf
+    accesses: Accesses
     source: str | None = None
     """File name in `kernels/`; None for a copy by the device's copy engine."""
     entry: str = ""
@@ -137,28 +134,28 @@ class Kernel:
     type of the first array), or an integer (passed as 64-bit). None: arrays, the element count of
     the first array, scalars; whole scalars as integers."""
     dtypes: tuple[str, ...] = ("f4", "f8", "i4")  # element types that it is compiled for
-    section: str = ""  # section of the source text that it implements
-    checks: tuple[Callable[[Call], str | None], ...] = ()
+    section: str = ""  # section of the manual that it implements
+    checks: tuple[Check, ...] = ()
     """Each says what is wrong with a call, such as its sizes, or None."""
     relative_tolerance: float = 0.0
     """Largest relative difference to the reference; 0 for exact kernels."""
     accesses_per_launch: Callable[[Call], int] | None = None
     """Dependent accesses of a launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
-    """Cycles of an SM for all requests of a launch, where they can decide its time: for each line
-    of 128 bytes that a request touches, and each access to shared memory and bank conflict. Of a
-    kernel that computes more than it moves: the cycles of its arithmetic."""
+    """Cycles that a single SM would need for a launch, where they can decide its time: one for each
+    line of 128 bytes that a request touches, each access to shared memory and each bank conflict;
+    of a kernel that computes more than it moves, those of its arithmetic."""
     cycle: str | None = None
     """Parameter that needs a random cycle in place of random data, for a pointer chase."""
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> inspect.Signature:
         """How a caller gives the arguments."""
-        places = []
+        kind, accepted = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
         for parameter in self.parameters:
-            default = Place.empty if parameter.default is None else parameter.default
-            places.append(Place(parameter.name, Place.POSITIONAL_OR_KEYWORD, default=default))
-        return Signature(places)
+            default = inspect.Parameter.empty if parameter.default is None else parameter.default
+            accepted.append(inspect.Parameter(parameter.name, kind, default=default))
+        return inspect.Signature(accepted)
 
     def expression(self, dtype: str, shape: LaunchShape) -> str:
         """Return the C++ name expression to compile for an element type: "triad<float, 1>"."""
@@ -210,12 +207,13 @@ class Kernel:
         link = any(call.arrays[access.argument].on_host for access in accesses)
         for access in accesses:
             on_host = call.arrays[access.argument].on_host
+            # A copy counts both sides: of a link `MovedBytes.total` takes the larger one.
             if on_host or not link or self.source is None:
                 totals[access.direction] += access.footprint
         return MovedBytes(reads=totals["read"], writes=totals["write"], link=link)
 
 
-# What the fields of a kernel are made of
+# Functions that make the fields of a kernel
 
 
 def ceil_div(dividend: int, divisor: int) -> int:

@@ -1,5 +1,4 @@
-"""Buffers: handles to memory that the harness may move, and the arena that makes them from a shape
-and an element type, and frees them all."""
+"""Buffers of a test: handles to memory that may move, and the arena that makes and frees them."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stre
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.units import QuantityError, ShownError, format_bytes, parse_bytes, short_bytes
 
-SHARE = 0.5
-"""Of the RAM that the process may use, that may be page-locked: a host without free pages stalls
-(CUDA C++ Best Practices Guide, 9.1.1)."""
+LOCKED_SHARE = 0.5
+"""Share of the RAM that may be page-locked: a host without free pages stalls (CUDA C++ Best
+Practices Guide, 9.1.1)."""
 Shape = int | str | Sequence[int]
 """Bytes, as an integer or as "64 MiB"; or elements, as a tuple."""
 Home = Literal["host", "device", "prefetched", "as left"]
@@ -47,7 +46,7 @@ def on_its_device(method: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 def uncounted(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """As `on_its_device`, and what is allocated counts in no footprint by itself."""
+    """As `on_its_device`; allocations inside count in no footprint, unless noted by `took`."""
 
     @wraps(method)
     def wrapped(*arguments: Args.args, **keywords: Args.kwargs) -> Result:
@@ -195,7 +194,7 @@ class Buffer:
         self.go(new)
 
     def go(self, allocation: Allocation) -> None:
-        """Be at an allocation with the content."""
+        """Use an allocation that has the content."""
         self.allocation = allocation
         self.put_home(self._arena.stream)
         for follower in list(self.followers):
@@ -219,9 +218,9 @@ class Arena:
         self.checks = False  # within a check of a result
         self._allocations: dict[int, tuple[Allocation, int]] = {}
         """By `id`: each allocation, with its number in the test's footprint, or 0."""
-        self._guests: dict[int, tuple[Any, Buffer]] = {}
+        self._guests: dict[int, tuple[Any, Buffer]] = {}  # by `id` of an array over a buffer
         self.managed: list[Buffer] = []
-        self._made = 0
+        self._made = 0  # buffers: each has another seed
         self._padding: list[Allocation] = []
         self.kept: list[Arena] = []
         """Of measured cases: they live until the test ends, or until their memory is needed."""
@@ -288,8 +287,8 @@ class Arena:
                 raise BadBuffer(
                     "this array's memory is page-locked by registered_buffer until the test ends"
                 )
-        for whole, buffer in self._guests.values():
-            if isinstance(whole, np.ndarray) and np.may_share_memory(whole, array):
+        for guest, buffer in self._guests.values():
+            if isinstance(guest, np.ndarray) and np.may_share_memory(guest, array):
                 raise BadBuffer(
                     f"this array is a part or another view of {buffer.kind.value} memory, not "
                     "pageable memory of its own: pass the array that the fixture gave"
@@ -311,7 +310,7 @@ class Arena:
         return buffer if array is argument else None
 
     def taken(self, argument: Any) -> Any:
-        """Return the buffer of an argument, pageable for a NumPy array; or what was given."""
+        """Return the buffer of an argument, a pageable one of a NumPy array, or the argument."""
         buffer = self.find(argument)
         if buffer is not None:
             return buffer
@@ -426,7 +425,7 @@ def check_plain(element: np.dtype[Any]) -> None:
 
 def check_cap(device: Device, nbytes: int) -> None:
     total, locked = device.memory.host()
-    cap = int(SHARE * total)
+    cap = int(LOCKED_SHARE * total)
     if locked + nbytes <= cap:
         return
     size = f"{format_bytes(nbytes)} of page-locked memory"

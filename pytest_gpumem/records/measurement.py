@@ -25,53 +25,8 @@ from pytest_gpumem.records import (
 from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.what_ran import Migrations, PageCounts, WhatRan
 
-MODES_APART = 0.01  # Least gap between two modes of placements, as a share of the latency
-SCATTERS_APART = 6  # The same in shortest intervals that hold half of the placements
-LEAST_FOR_MODES = 6  # Fewest placements that can have modes
-MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
-"""A mode with the share `MOST` of the placements is the usual one, and the others are exceptions.
-From `MANY` placements on, `MOST_OF_MANY` is enough. With less, two processes might count different
-modes."""
-
-
-def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
-    """Return the mode of each placement, counted from the fastest. `medians`: in seconds.
-
-    In the order of the medians a gap of 1 % or more begins a new mode, if it is also 6 times their
-    scatter. Fewer than six placements have a single mode.
-    """
-    modes = [0] * len(medians)
-    if len(medians) < LEAST_FOR_MODES:
-        return tuple(modes)
-    ordered = sorted(medians)
-    half = (len(ordered) - 1) // 2
-    # The shortest interval that holds half of the medians.
-    scatter = min(high - low for low, high in zip(ordered, ordered[half:], strict=False))
-    apart = max(MODES_APART * ordered[0], SCATTERS_APART * scatter)
-    order = sorted(range(len(medians)), key=medians.__getitem__)
-    mode = 0
-    for before, index in pairwise(order):
-        if medians[index] - medians[before] >= apart:
-            mode += 1
-        modes[index] = mode
-    return tuple(modes)
-
-
-def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
-    """Return the medians of the mode that most placements are in (three quarters, of 16 or more
-    three fifths), or all medians where there is none."""
-    modes = modes_of(medians)
-    if not modes:
-        return ()
-    usual, count = Counter(modes).most_common(1)[0]
-    most = MOST_OF_MANY if len(modes) >= MANY else MOST
-    if count < most * len(modes):
-        return tuple(medians)
-    return tuple(median for median, mode in zip(medians, modes, strict=True) if mode == usual)
-
-
 Pieces = Annotated[int, Meta(ge=1)]
-NOTHING_TO_HIDE = 0.02  # Share of the sequential time that is noise
+NOTHING_TO_HIDE = 0.02  # share of the sequential time that is noise
 
 
 class Part(Record, frozen=True):
@@ -294,6 +249,53 @@ class Measurement(Record, frozen=True, dict=True):
         if self.half_width is None:
             return None
         return self.half_width / self.latency
+
+
+# Modes of placements: groups that take equally long. `Measurement.mode` is of the cache.
+
+MODES_APART = 0.01  # least gap between two modes, as a share of the latency
+SCATTERS_APART = 6  # the same, in shortest intervals that hold half of the placements
+LEAST_FOR_MODES = 6  # fewest placements that can have modes
+MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
+"""A mode with the share `MOST` of the placements is the usual one, and the others are exceptions.
+From `MANY` placements on, `MOST_OF_MANY` is enough. With less, two processes might count different
+modes."""
+
+
+def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
+    """Return the mode of each placement, counted from the fastest. `medians`: in seconds.
+
+    In the order of the medians a gap of 1 % or more begins a new mode, if it is also 6 times their
+    scatter. Fewer than six placements have a single mode.
+    """
+    modes = [0] * len(medians)
+    if len(medians) < LEAST_FOR_MODES:
+        return tuple(modes)
+    ordered = sorted(medians)
+    half = (len(ordered) - 1) // 2
+    # The shortest interval that holds half of the medians.
+    scatter = min(high - low for low, high in zip(ordered, ordered[half:], strict=False))
+    apart = max(MODES_APART * ordered[0], SCATTERS_APART * scatter)
+    order = sorted(range(len(medians)), key=medians.__getitem__)
+    mode = 0
+    for before, index in pairwise(order):
+        if medians[index] - medians[before] >= apart:
+            mode += 1
+        modes[index] = mode
+    return tuple(modes)
+
+
+def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
+    """Return the medians of the mode that most placements are in (three quarters, of 16 or more
+    three fifths), or all medians where there is none."""
+    modes = modes_of(medians)
+    if not modes:
+        return ()
+    usual, count = Counter(modes).most_common(1)[0]
+    most = MOST_OF_MANY if len(modes) >= MANY else MOST
+    if count < most * len(modes):
+        return tuple(medians)
+    return tuple(median for median, mode in zip(medians, modes, strict=True) if mode == usual)
 
 
 # Student's t distribution. SciPy has it; it is larger than this package.

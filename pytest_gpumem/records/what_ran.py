@@ -1,5 +1,6 @@
-"""What untimed passes say of a launch, which is a run of the target: what it ran, exact and without
-times, so that unchanged code gives equal records; and page faults and migrations of managed memory.
+"""What untimed passes record of a launch: its steps, and page faults and migrations.
+
+A launch is a run of the target. Steps have no times: unchanged code gives equal records.
 """
 
 from __future__ import annotations

@@ -217,11 +217,11 @@ class CudaMemory:
 
     def kind_at(self, address: int) -> MemoryKind | None:
         begin = max((start for start in self._allocated if start <= address), default=None)
-        beyond = None
+        below = None
         if begin is not None:
             end = begin + self._allocated[begin].nbytes
-            beyond = (begin, end) if address >= end else None
-        return places.memory_kind(address, self._index, beyond)
+            below = (begin, end) if address >= end else None
+        return places.memory_kind(address, self._index, below)
 
     def _device_address(self, at: int) -> int:
         if not self._facts.can_map_host:

@@ -1,5 +1,4 @@
-"""Where memory lies: on the host and its NUMA nodes, on this GPU, or on another; and prefetches and
-advice that name such a place to the driver, in different ways in CUDA 12 and 13.
+"""Places of memory: NUMA nodes of the host, this GPU and others, and how CUDA names them.
 
 Sources: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming
 Guide, Peer-to-Peer Memory Access; Linux, numa(7), "local allocation".
@@ -103,17 +102,17 @@ def nearest_node(index: int) -> int | None:
 # Kinds of memory
 
 
-def memory_kind(address: int, index: int, beyond: tuple[int, int] | None) -> MemoryKind | None:
+def memory_kind(address: int, index: int, below: tuple[int, int] | None) -> MemoryKind | None:
     """The kind of memory at an address, seen from device `index`, according to the driver.
-    `beyond`: start and end of our last allocation that ends before the address.
+    `below`: start and end of our nearest allocation below the address.
     """
     seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
     kind, device = int(seen.type), int(seen.device)
     if kind == 0:
-        if beyond is not None and address < _end_of_page(beyond[1]):
+        if below is not None and address < _end_of_page(below[1]):
             return None  # the rest of the allocation's last page, which is mapped
         return MemoryKind.PAGEABLE if is_mapped(address) else None
-    if _past_the_end(address, beyond):
+    if _past_the_end(address, below):
         return None
     if kind == _MANAGED:
         return MemoryKind.MANAGED
@@ -125,15 +124,15 @@ def memory_kind(address: int, index: int, beyond: tuple[int, int] | None) -> Mem
     return MemoryKind.REGISTERED
 
 
-def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
+def _past_the_end(address: int, below: tuple[int, int] | None) -> bool:
     """True in the padding of an allocation: the driver rounds sizes up."""
     error, base, size = D.cuMemGetAddressRange(address)
     known = int(error) == 0
     if known and not int(base) <= address < int(base) + int(size):
         return True
-    if beyond is None:
+    if below is None:
         return False
-    start, end = beyond
+    start, end = below
     return int(base) == start if known else address < _end_of_page(end)
 
 
@@ -234,13 +233,13 @@ def location(index: int, to_host: bool) -> Any:
     """A place for the driver: a device number (CUDA 12) or a location (CUDA 13)."""
     if _BINDINGS_MAJOR < 13:
         return _CPU if to_host else index
-    made = R.cudaMemLocation()
+    place = R.cudaMemLocation()
     kinds = R.cudaMemLocationType
     if to_host:
-        made.type, made.id = kinds.cudaMemLocationTypeHost, 0
+        place.type, place.id = kinds.cudaMemLocationTypeHost, 0
     else:
-        made.type, made.id = kinds.cudaMemLocationTypeDevice, index
-    return made
+        place.type, place.id = kinds.cudaMemLocationTypeDevice, index
+    return place
 
 
 def advice_number(advice: Advice, *, on: bool) -> Any:

@@ -1,9 +1,8 @@
-"""Streams, events and graphs of a device, their windows in persisting L2, and streams that wait for
-the host. Samples are taken in `measuring.samplers`.
+"""Streams, events and graphs of a GPU, holds of a stream, and windows in persisting L2.
 
-To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
-timer (nvbench's blocking kernel). A graph keeps the memory that was allocated during its capture.
-Source of windows: CUDA Best Practices Guide, 9.2.2.
+`measuring.samplers` takes samples with them. To hold a stream, one thread spins on a flag in mapped
+host memory, with a time-out on the device's timer (nvbench's blocking kernel). A graph keeps the
+memory that was allocated during its capture. Source of windows: CUDA Best Practices Guide, 9.2.2.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ _NODE_WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
 _OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)  # of no bytes
 _THREAD_LOCAL = R.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 _KERNEL = R.cudaGraphNodeType.cudaGraphNodeTypeKernel
-_IDLE = (
+_NO_WORK = (
     R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord,
     R.cudaGraphNodeType.cudaGraphNodeTypeEmpty,
 )
 
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
-_EXPIRED = 2
+_EXPIRED = 2  # what the kernel writes of a hold that timed out
 _ONE_THREAD = LaunchShape(1, 1)
 _CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns
 
@@ -87,7 +86,7 @@ def _kernels(graph: Any) -> list[Any]:
 
 
 def _destroy(executable: Any, template: Any, pools: object) -> None:
-    """Free a graph, and with the arguments the pools from which its work allocated."""
+    """Free a graph. Its work allocated from `pools`, which live as long as the arguments."""
     R.cudaGraphExecDestroy(executable)
     R.cudaGraphDestroy(template)
 
@@ -111,8 +110,8 @@ class CudaEvent:
 @dataclass(eq=False)
 class CudaHold:
     words: Any
-    """The slot's words of 4 bytes: the host writes the first to release; the kernel writes how it
-    ended, and (8 bytes each) how many cycles and nanoseconds it held."""
+    """The slot: 4 bytes that the host writes to release, 4 that tell how it ended, and 8 each of
+    cycles and nanoseconds that it held."""
     slot: int
     stream: Stream
 
@@ -239,7 +238,7 @@ class CudaStreams:
         return cycles / nanoseconds * 1e9
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        if self._capturing is not None:  # a graph within a graph would have to be made a node
+        if self._capturing is not None:  # it would have to become a node of the other
             raise CannotCapture("it replays a graph")
         check(R.cudaGraphLaunch(graph.executable, stream.handle), "replaying a graph")
 
@@ -265,11 +264,11 @@ class CudaStreams:
                 # Before the allocators are restored, whose clean-up must not be captured.
                 self._capturing = None
                 template = check(R.cudaStreamEndCapture(stream.handle), "ending a capture")
-            if all(kind in _IDLE for _, kind in _nodes(template)):  # it went to another stream
+            if all(kind in _NO_WORK for _, kind in _nodes(template)):  # it went to another stream
                 raise CannotCapture("it queued nothing on the stream that is captured")
             if window is not None:
                 for node in _kernels(template):
-                    # Before the graph is made executable: that one keeps what its nodes have now.
+                    # An executable graph keeps what its nodes have when it is made.
                     value = packed(window, R.cudaKernelNodeAttrValue)
                     doing = "setting the access-policy window of a graph's kernel"
                     check(R.cudaGraphKernelNodeSetAttribute(node, _NODE_WINDOW, value), doing)
