@@ -1,10 +1,9 @@
-"""Judges a measurement by itself: whether it can be judged, each of its limits, and the peak that
-no bandwidth exceeds. Pure.
+"""Judges a measurement by itself: whether it can be judged, and each of its limits. Pure.
 
 A latency, bandwidth or overlap on the right side of its limit is PASS. On the wrong side it is FAIL
-if it lies further away than a repetition in another session may (99 %, one-sided: the margin), else
-UNDECIDED. Counts of pages and of steps are exact. `faster_than` compares two measurements of a
-test; it holds where the factor exceeds the margin of a repetition (99 %), else it fails the test.
+beyond the margin, else UNDECIDED. The margin is how far a repetition in another session may lie
+(99 %, one-sided). Counts of pages and of steps are exact. `faster_than` compares two measurements
+of a test: it passes where the factor holds beyond the margin of both, else it is FAIL.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def conditions(measurement: Measurement) -> Iterator[str]:
     """Yield the conditions of the machine that forbid a judgement."""
     if measurement.profiled:
         yield "a profiler was attached"
-    last = measurement.conditions[1]  # those before it are of samples that were discarded
+    last = measurement.conditions[1]  # samples throttled earlier were discarded
     if last.throttle_reasons:
         clock = ""
         if last.sm_clock_hz is not None:
@@ -133,7 +132,7 @@ def repetition_margin(measurement: Measurement) -> float:
     freedom = len(logs) - 1
     expected = share_of(BETWEEN_PLACEMENTS, latency)
     placement = (PRIOR * expected**2 + squares) / (PRIOR + freedom)
-    if freedom > 1:
+    if freedom > 1:  # never below the measured variance
         placement = max(placement, squares / freedom)
     deviation = math.hypot(
         share_of(BETWEEN_PROCESSES, latency),
@@ -146,7 +145,7 @@ def repetition_margin(measurement: Measurement) -> float:
     return min(quantile(REPETITION, PRIOR) * deviation, FARTHEST)
 
 
-def _beside(
+def _compare(
     check: Check,
     measurement: Measurement,
     figure: str,
@@ -156,7 +155,8 @@ def _beside(
     sides: tuple[str, str],
     scale: float = 1.0,
 ) -> LimitResult:
-    """Compare a figure with its limit; `scale`: change of the figure for one of the latency."""
+    """Compare a figure with its limit. `ratio`: above 1 on the wrong side. `scale`: from a
+    relative change of the latency to that of the figure."""
     margin = repetition_margin(measurement)
     reason = (
         f"{figure} is {sides[0] if ratio > 1 else sides[1]} {limit} by "
@@ -174,7 +174,7 @@ def _max_latency(check: Check, measurement: Measurement) -> LimitResult:
     longest, latency = parse_time(check.written), measurement.latency
     limit = f"max_latency {format_time(longest)} ({check.origin})"
     ratio, sides = latency / longest, ("above", "below")
-    return _beside(check, measurement, format_time(latency), limit, ratio, ratio - 1, sides)
+    return _compare(check, measurement, format_time(latency), limit, ratio, ratio - 1, sides)
 
 
 def _min_bandwidth(check: Check, measurement: Measurement, facts: DeviceFacts) -> LimitResult:
@@ -195,7 +195,7 @@ def _min_bandwidth(check: Check, measurement: Measurement, facts: DeviceFacts) -
     limit = f"min_bandwidth {format_rate(least)} ({origin})"
     figure, distance = format_rate(bandwidth), bandwidth / least - 1
     sides = ("below", "above")
-    return _beside(check, measurement, figure, limit, least / bandwidth, distance, sides)
+    return _compare(check, measurement, figure, limit, least / bandwidth, distance, sides)
 
 
 def _min_overlap(check: Check, measurement: Measurement) -> LimitResult:
@@ -213,7 +213,7 @@ def _min_overlap(check: Check, measurement: Measurement) -> LimitResult:
     scale = measurement.latency / (hideable * least)
     figure = f"{format_share(hidden)} of what overlap can hide"
     distance, sides = hidden / least - 1, ("below", "above")
-    return _beside(check, measurement, figure, check.limit, ratio, distance, sides, scale)
+    return _compare(check, measurement, figure, check.limit, ratio, distance, sides, scale)
 
 
 def _faster_than(

@@ -26,9 +26,9 @@ MOST_WINDOW = 100  # launches that need so many samples are short: they cost som
 RESOLVED = 0.0075  # largest standard error of the drift within the window, as a share of the median
 DRIFT = 0.002  # share of the median below which a trend does not matter
 LEVEL = 0.05  # significance level
-_MEDIANS = 2 * 1.2533
-"""sqrt(2 pi). Of normal samples the difference between the medians of both halves has the standard
-error 2 * 1.2533 * sigma / sqrt(n)."""
+_DRIFT_ERROR = 2 * 1.2533
+"""Standard error of the difference between the medians of both halves of n normal samples, in
+sigma / sqrt(n): sqrt(2 pi)."""
 
 
 def half_width(medians: Sequence[float]) -> float | None:
@@ -46,8 +46,8 @@ def precise(medians: Sequence[float], wanted_share: float) -> bool:
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
-    """Return the part of the standard error of the mean of the medians that samples leave, of
-    placements with as many samples each.
+    """Return the standard error that the samples leave in the mean of the placements' medians. Each
+    placement has as many samples.
 
     A median's standard error is half the distance between the samples that lie a standard
     deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
@@ -124,7 +124,7 @@ def go_on(
 
 
 def steady(samples: Sequence[float]) -> bool:
-    """True if the last samples, as many as resolve a drift from their noise, have no trend."""
+    """True if the last samples have no trend: as many as tell a drift from noise."""
     if len(samples) < WINDOW:
         return False
     window = min(MOST_WINDOW, _resolving(samples[-MOST_WINDOW:]))
@@ -153,7 +153,7 @@ def _resolving(samples: Sequence[float]) -> int:
     """Return how many samples resolve a drift, from the median absolute deviation of `samples`."""
     middle = median(samples)
     sigma = 1.4826 * median(abs(sample - middle) for sample in samples) / middle
-    return max(WINDOW, math.ceil((_MEDIANS * sigma / RESOLVED) ** 2))
+    return max(WINDOW, math.ceil((_DRIFT_ERROR * sigma / RESOLVED) ** 2))
 
 
 def trend_significance(series: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
-"""What is measured: a `Target`, and a kernel of the catalogue as such.
+"""The target of a measurement, the check of its result, and a kernel of the catalogue as a target.
 
-`case` has calls of functions and cases, `works` has copies and what overlaps.
+`case` has functions and cases, `works` has copies and what overlaps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytest_gpumem.units import GiB, MiB, ShownError
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding
-SMALL_BYTES = 16 * GiB  # of all placements, where they are more than wanted
+SMALL_BYTES = 16 * GiB  # of all placements, if they are more than wanted
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 _NO_MEMORY = "out.of.memory|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED|_ALLOC(ATION)?_FAILED"
 """In messages of PyTorch, CUDA's driver, runtime and libraries, RMM and XLA."""
@@ -46,7 +46,7 @@ class NotChecked(Exception):
 
 
 class Target:
-    """What is measured, where it is now: all that the way of a measurement knows of it."""
+    """What is measured, as the steps of a measurement know it."""
 
     foreign = False  # code of the user, which is not captured unasked: it may do anything
     any_stream = False  # launches may go to any stream; else they belong on `stream`
@@ -88,7 +88,7 @@ class Target:
             self._bind()
 
     def _bind(self) -> None:
-        """Queue launches on the buffers where they now are."""
+        """Make `_queues` for where the buffers now are."""
 
     def close(self) -> None:
         """Free what the target itself holds."""
@@ -107,7 +107,7 @@ class Target:
         """Verify a launch on poisoned outputs and restored inputs, or return why memory is too
         short for that. Raises `WrongResult`.
         """
-        # What restores, launches and verifies need not be on any stream of ours.
+        # A user's code may restore, launch and verify on any stream.
         synchronize = self.device.streams.synchronize
         assert self.verify is not None
         self.arena.checks = True
@@ -133,7 +133,7 @@ class Target:
         window, streams = self.window, self.device.streams
         if window is None or window.where != "graph":
             return
-        # What loads or sets up something waits, which no capture can.
+        # The first launch may load or set up something, which no capture can.
         self.launch(0, self.stream)
         streams.synchronize()
         body = partial(self.launch, 0, self.stream)
@@ -324,7 +324,7 @@ class KernelTarget(Target):
                     self.device.content.copy(copy, buffer.allocation, buffer.nbytes, self.stream)
             launch = self._bound.launch(self._buffers, self._values, placed)
             self._queues.append(self._queue(launch))
-        if self.window is not None:  # it follows
+        if self.window is not None:  # it follows its buffer
             self._homes = {buffer: buffer.allocation for buffer in placed}
             for buffer, copy in placed.items():
                 buffer.go(copy)
@@ -346,7 +346,7 @@ class KernelTarget(Target):
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
-    """Return the placements, of `set_bytes` each, to make at once; 0 where not even another fits.
+    """Return how many placements, of `set_bytes` each, to make at once; 0 if no further one fits.
 
     `most`: largest number where they are small. `free`: bytes of device memory.
     """
@@ -355,7 +355,7 @@ def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
 
 
 def padding(random: np.random.Generator) -> int:
-    """Return bytes to keep allocated, so that the next allocation gets another address."""
+    """Return bytes to keep allocated: the next allocation then gets another address."""
     return int(random.integers(1, MOST_PADDING + 1)) * PADDING_STEP
 
 

@@ -48,7 +48,7 @@ HOST = "host"
 class Work(Target):
     """Work that stays where it is: addresses make no difference to a link."""
 
-    restores = True  # so no graph or batch: launches on several streams do not follow each other
+    restores = True  # no graph, no batch: launches on its streams overlap
     launches: Sequence[Launch] = ()  # of its kernel, one for each piece
     parts: tuple[Work, ...] = ()  # what overlaps in it, each to be measured alone too
     streams = 0  # how many the parts are spread over
@@ -297,14 +297,14 @@ class Works:
                     device.kernels.launch(step.launches[index], lanes[index % n_streams])
 
         name, (argument,) = f"staged {kernel.name}", buffers
-        expect, verify = checking(
+        poison_there, verify = checking(
             kernel, {argument: source}, values, results={argument: outputs[-1]}, name=name
         )
 
         def poison(stream: Stream) -> None:
             for output in outputs:
                 device.content.poison(output.allocation, stream)
-            expect(stream)
+            poison_there(stream)
 
         spread = _spread(device, lanes, queue)
         work = Work(self._arena, name, _engines(parts), spread, poison, verify)
@@ -332,7 +332,7 @@ class Works:
 
 
 def in_turn(works: Sequence[Work]) -> Work:
-    """Return works, each on the result of the one before; each result is checked."""
+    """Join works, each on the result of the one before. Each result is checked."""
     if not _engines(works):
         raise BadCall("in_turn() takes pieces of work")
     return reduce(_then, works)
@@ -347,12 +347,12 @@ def _then(first: Work, last: Work) -> Work:
             last.device.streams.synchronize(stream)
         last.queue(stream)
 
-    # Once the first is verified, it passes again.
+    # `queue_first` has verified the first, which then passes again.
     return _several((first, last), " then ", queue, nothing, last.verify or first.verify)
 
 
 def _queue_before(before: Work, work: Work) -> Queue:
-    """Return what queues `before`; in a check it checks that, and then poisons `work`."""
+    """Return what queues `before`. In a check, it verifies `before`, then poisons `work`."""
 
     def queue(stream: Stream) -> None:
         checks = work.arena.checks

@@ -97,8 +97,8 @@ def words_of(config: pytest.Config) -> list[str]:
 
 
 def storage_folder(config: pytest.Config) -> Path:
-    """The folder of pytest-benchmark's storage, or where that is its default or no folder
-    `.benchmarks` of the rootdir.
+    """The folder of pytest-benchmark's storage; `.benchmarks` of the rootdir where the storage is
+    the default or no folder.
     """
     uri = str(config.option.benchmark_storage)
     if uri == DEFAULT_STORAGE or ("://" in uri and not uri.startswith("file://")):
@@ -170,7 +170,7 @@ def commit_info(config: pytest.Config) -> dict[str, Any]:
 
 
 class BenchmarkFiles:
-    """Hooks of pytest-benchmark: files have the rows, and entries of one GPU are compared."""
+    """Hooks of pytest-benchmark: its files get the rows, and it compares entries of one GPU."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Watches the memory and the waits of tests: the features, and a test that they watch."""
+"""Features that watch the memory and the waits of tests, and a test that they watch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class FootprintFeature(Feature):
         self._watching = False  # the sources report
         settings, written = session.settings, []
         limited = any(settings.limits.values()) or session.in_gate
-        self._of_any = limited or settings.footprint == "on" or settings.waits
-        """Tests that say nothing may be watched too."""
+        self._any_test = limited or settings.footprint == "on" or settings.waits
+        """Tests without our fixtures and marker may be watched too."""
         for name in OF_FOOTPRINT:
             if settings.limits[name] is not None:
                 written.append(f"{settings.origins[name]}: {name} {settings.limits[name]}")
@@ -63,8 +63,8 @@ class FootprintFeature(Feature):
     def setup(self, item: pytest.Item) -> None:
         state = state_of(item)
         state.watched = None
-        says_so = uses(item, TEST_FIXTURE) or item.get_closest_marker(MARKER) is not None
-        if self._session.lost_in is None and (says_so or self._of_any):
+        requested = uses(item, TEST_FIXTURE) or item.get_closest_marker(MARKER) is not None
+        if self._session.lost_in is None and (requested or self._any_test):
             with suppress(SettingsError):  # reported where the marker is read
                 watched = WatchedTest(item, self._session)
                 if watched.watches:
@@ -111,7 +111,7 @@ class FootprintFeature(Feature):
 
 
 class WaitFeature(Feature):
-    """Reads waits, closest to the body: where other features wait, the test does not."""
+    """Reads the waits of a test's body alone, not those of other features."""
 
     name = "waits"
 
@@ -160,7 +160,7 @@ class WatchedTest:
         names = OF_FOOTPRINT if is_benchmark else OF_WATCHED
         self.limits = session.limits(item, names)
         by_test = any(map(of_the_test, self.limits.origin.values()))
-        self.limited = by_test or uses(item, MEMORY_FIXTURE)  # a row even without memory
+        self.limited = by_test or uses(item, MEMORY_FIXTURE)  # itself: a row even without memory
         footprint = session.settings.footprint
         self.shown = self.watches = False
         if footprint != "off":
@@ -171,12 +171,12 @@ class WatchedTest:
         if session.settings.waits and not is_benchmark:
             self.reads_waits = True
         self._watch: MemoryWatch | None = None
-        self._collections = gc.get_stats()[1:]  # those that make what survives old
+        self._collections = gc.get_stats()[1:]  # of generations 1 and 2
         self.trouble: BaseException | None = None  # why its memory cannot be read
         self.waits: Waits | None = None  # of its body, once it has ended
-        self.count_waits: Callable[[], None] | None = None  # anew, where its waits are read
+        self.count_waits: Callable[[], None] | None = None  # anew
         self.whole: Footprint | None = None  # its footprint, once it has ended
-        self.warms_up = False  # its function is called before it counts: parts have no rows
+        self.warms_up = False  # in a warm-up, whose parts get no rows
         self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
 
     def tried(self, read: Callable[[], T]) -> T | None:
@@ -275,7 +275,7 @@ class WatchedTest:
                 with self.session.footprints.ours():
                     for _ in range(times):
                         body(*arguments, **keywords)
-                    # Cycles that the call to come would free make up for what it keeps.
+                    # Garbage of the warm-ups, freed later, would make up for what is kept.
                     gc.collect()
             finally:
                 self.warms_up = False

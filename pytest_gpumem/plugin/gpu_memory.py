@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_label(call: str, label: object, used: Iterable[str], item: pytest.Item) -> None:
-    """Raise `BadCall`: the label is no short text, or names another part, or another test."""
+    """Raise `BadCall` unless a label is a short text that no other part or test has."""
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
         raise BadCall(
             f"{call}: a label is a short text that tells this part from others of the same test"
@@ -90,7 +90,7 @@ class GpuMemory:
 
         Raises:
             BadCall: the label is no short text, or was used; or memory is not watched.
-            SettingsError: a limit that is none.
+            SettingsError: a limit has a wrong value.
         """
         __tracebackhide__ = True
         item = self._item

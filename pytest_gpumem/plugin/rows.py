@@ -1,4 +1,4 @@
-"""The rows of tests: made, judged, and the failure that they raise."""
+"""Makes and judges the rows of tests, and raises the failures of their limits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest) -> None:
     judged, failing = [], []
     for row in rows:
         whole = _whole(row, watched)
-        if whole is not row and not row.failed:  # what a failure keeps is no finding of its own
+        if whole is not row and not row.failed:  # what a failed test keeps is no finding
             whole = _judged(whole, session, rows)
             if is_failure(whole.verdict, session.settings.strict):
                 whole = replace(whole, failed=True)
@@ -89,7 +89,7 @@ def judge_the_end(item: pytest.Item, watched: WatchedTest) -> None:
 
 
 def _whole(row: Row, watched: WatchedTest) -> Row:
-    """A row with the whole footprint of its test; the same row if it is not about that."""
+    """A row with the whole footprint of its test; the same row if it is of a part."""
     footprint = watched.whole
     if footprint is None or row.footprint is None or row.label:
         return row
@@ -137,7 +137,7 @@ def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
-    """The row of a test that failed before anything was measured; by a subtest without `error`."""
+    """The row of a test that failed before anything was measured, by `error` or by a subtest."""
     cause = "a subtest failed"
     if error is not None:
         # A failure that pytest raised has a message of its own.
@@ -154,8 +154,8 @@ def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | No
 
 
 def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
-    """Raise the failure of a test by its rows; the main process judges a further one."""
-    if session.is_further:
+    """Raise the failure of a test by its rows."""
+    if session.is_further:  # the main process judges its rows
         return
     explained = {}
     for row in failing:
@@ -240,7 +240,7 @@ def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) ->
     footprints = list(watched.parts)
     waits = footprint.waits or Waits()
     not_read = waits.not_read is not None and watched.limits.max_waits is not None
-    unknown = watched.trouble is not None and limited(watched.limits)  # if it touches the GPU
+    unknown = watched.trouble is not None and limited(watched.limits)  # whether it uses the GPU
     has_row = footprint.uses or watched.limited or unknown or waits.lines or not_read
     if "" in by_label or (has_row and (watched.shown or watched.reads_waits)):
         footprints.insert(0, ("", footprint, watched.limits))
@@ -267,8 +267,8 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
         process = rows[key].measurement if key in rows else None
         if process is None:
             why = "it has no such row"
-        elif _way(process) != _way(measurement):
-            why = f"it measured {', '.join(_way(process))}"
+        elif _method(process) != _method(measurement):
+            why = f"it measured {', '.join(_method(process))}"
         else:
             why = ", ".join(unreliable(process))
         if process is not None and not why:
@@ -284,7 +284,7 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
     )
 
 
-def _way(measurement: Measurement) -> tuple[str, ...]:
+def _method(measurement: Measurement) -> tuple[str, ...]:
     return measurement.target, measurement.sampler, measurement.mode
 
 

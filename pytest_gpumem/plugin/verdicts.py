@@ -1,4 +1,4 @@
-"""Verdicts of tests: each is judged at its body's end, and again with what it keeps."""
+"""The feature that judges a test at its body's end, and again with the memory that it keeps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class VerdictFeature(Feature):
             try:
                 yield
             except ENDS:
-                # No report follows; a warning that is an error would cost the summary.
+                # No report follows. An unused fixture's warning, made an error, ends the summary.
                 gpu_test = state_of(item).test
                 if gpu_test is not None and gpu_test.entries is not None:
                     gpu_test.entries.excuse()
@@ -71,13 +71,13 @@ class VerdictFeature(Feature):
                     gpu.ledger.ended(item.nodeid)
 
     def setup(self, item: pytest.Item) -> None:
-        """Begin a test, or a rerun of it, anew but for what has failed."""
+        """Begin a test, or a rerun, anew; the rows of earlier attempts stay."""
         state = state_of(item)
         state.test, state.rows, earlier = None, [], state.rows
         state.attempts.append(earlier)
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        """Judge a test whose body has ended, early by `error`. Raises its failure by its rows."""
+        """As `rows.judge_body`, of a test that may have rows."""
         state = state_of(item)
         if state.test is not None or state.watched is not None:
             from pytest_gpumem.plugin.rows import judge_body
@@ -125,8 +125,8 @@ class VerdictFeature(Feature):
 
                 for row in state.rows:
                     test.entries.add(row, figures(row, self._session.facts))
-            raised = report.when == "call" and test.entries.called and not test.measurements
-            if raised or not report.passed or hasattr(report, "wasxfail"):
+            only_raised = report.when == "call" and test.entries.called and not test.measurements
+            if only_raised or not report.passed or hasattr(report, "wasxfail"):
                 test.entries.excuse()
         if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
             from pytest_gpumem.plugin.rows import unmeasured
