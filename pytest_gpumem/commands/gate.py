@@ -189,7 +189,7 @@ def _play(
 
 
 def _prepare(output: Path) -> None:
-    """Make the folder, and remove the files of an earlier gate, as its marker shows."""
+    """Make the folder, and remove the files of an earlier gate."""
     marker = output / MARKER
     try:
         made = marker.is_file() and marker.read_text(encoding="utf-8") == MARKER_TEXT
@@ -257,7 +257,7 @@ def _write_results(path: Path, results: ResultFile, conclusion: Conclusion) -> N
 def _advice(
     conclusion: Conclusion, gate: Gate, left_out: Acceptances, *, uncounted: bool
 ) -> list[str]:
-    """How to repeat, repair and accept what makes a gate red; nothing for another end."""
+    """How to repeat, repair and accept what makes a gate red."""
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
@@ -276,7 +276,7 @@ def _advice(
 def _accept(
     conclusion: Conclusion, gate: Gate, left_out: Acceptances, lost: list[str]
 ) -> list[str]:
-    """The commands that accept what fails. A renamed or loosened test has a command of its own."""
+    """Commands that accept what fails. A renamed or loosened test has one of its own."""
     loosened: dict[str, list[str]] = {}  # by row, the words that accept all its looser limits
     for limit in gate.looser:
         words = loosened.setdefault(limit.key, [limit.key])
@@ -286,7 +286,7 @@ def _accept(
         for change in changes_of(row):
             if left_out.of(row.key, change.figure) is None:  # else the change accepts it
                 tests.append(row.nodeid)
-            # Slower, it may be within its looser limit; measured differently, it is not.
+            # A looser limit may cover a slower row, but none that is measured differently.
             if change.figure == "measured" and row.key in loosened:
                 loosened[row.key] += ["--change", "measured"]
     new_names, others = renamed(conclusion), []
@@ -300,8 +300,8 @@ def _accept(
 
 
 def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[str]:
-    """The commands that repeat what fails: a duet for what is compared, and a session."""
-    session = ["pytest", "--gpumem"]
+    """Commands that repeat what fails, by a duet where it is compared."""
+    session = ["pytest", "--gpumem"]  # with the gate's arguments but paths
     for word in gate.arguments:
         if word.startswith("-") or not Path(word.partition("::")[0]).exists():
             session.append(word)

@@ -276,7 +276,7 @@ class Arena:
         return Buffer(self, allocation, array.shape, array.dtype)
 
     def _refuse_shared(self, array: np.ndarray[Any, Any]) -> None:
-        """Refuse an array as pageable whose memory a buffer has."""
+        """Refuse a pageable array in memory of a buffer."""
         first = int(array.__array_interface__["data"][0])
         end = first + array.nbytes
         for allocation, _ in self._allocations.values():

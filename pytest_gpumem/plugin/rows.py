@@ -123,17 +123,33 @@ def _rows(
     return [_judged(row, session, rows) for row in rows]
 
 
+def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) -> list[Row]:
+    """The rows of a test with its footprint and those of its parts."""
+    session = watched.session
+    by_label = {row.label: row for row in rows}
+    if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
+        watched.waits = None
+        footprint = replace(footprint, waits=None)
+    footprints = list(watched.parts)
+    waits = footprint.waits or Waits()
+    not_read = waits.not_read is not None and watched.limits.max_waits is not None
+    unknown = watched.trouble is not None and limited(watched.limits)  # whether it uses the GPU
+    has_row = footprint.uses or watched.limited or unknown or waits.lines or not_read
+    if "" in by_label or (has_row and (watched.shown or watched.reads_waits)):
+        footprints.insert(0, ("", footprint, watched.limits))
+    further = [process.rows for process in session.further]
+    for label, seen, limits in footprints:
+        if watched.trouble is not None and not seen.watched and not limited(limits):
+            continue  # nothing was read, and nothing is judged by it
+        row = by_label.get(label) or new_row(session, watched.item.nodeid, limits, label)
+        all_seen = with_further(seen, row.key, further)
+        by_label[label] = replace(row, limits=both_limits(row.limits, limits), footprint=all_seen)
+    return list(by_label.values())
+
+
 def new_row(session: GpuSession, nodeid: str, limits: Limits, label: str = "") -> Row:
     verdict = unjudged(simulated=session.facts.simulated)
     return Row(nodeid, limits, verdict, label=label, range_name=session.names.unique(nodeid))
-
-
-def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
-    if session.baseline.merged.files:
-        row = with_accepted_counts(row, session.baseline.merged)
-    siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
-    strict = session.settings.strict
-    return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
@@ -150,44 +166,12 @@ def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | No
     return with_verdict(row, [LimitResult("", Outcome.FAIL, code, reason)])
 
 
-# The failure of a test
-
-
-def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
-    """Raise the failure of a test by its rows."""
-    if session.is_further:  # the main process judges its rows
-        return
-    explained = {}
-    for row in failing:
-        differences: tuple[Difference, ...] = ()
-        if row.measurement is not None:
-            runs = times_of(session.baseline.reference_runs(row))
-            if runs:
-                differences = row_differences(row, runs[-1][1])
-        explained[row.key] = replace(row, differences=differences)
-    state = state_of(item)
-    state.rows = [explained.get(row.key, row) for row in state.rows]
-    text = failure_text(explained.values(), session.facts, whole=session.announces)
-    failure = pytest.fail.Exception(text, pytrace=False)
-    setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
-    raise failure
-
-
-def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSession) -> None:
-    """Fail a test by a further process, or by the verdict of an earlier attempt."""
-    for process in session.further:
-        why = process.failure_of(item.nodeid)
-        if why is not None and not report.failed:
-            fail(report, why)
-    state = state_of(item)
-    failing = failed_before(state.rows, state.attempts)
-    if not failing:
-        return
-    rows = {**{row.key: row for row in state.rows}, **failing}
-    state.rows = [replace(row, failed=True) for row in rows.values()]
-    if not report.failed:
-        fail(report, failure_text(failing.values(), session.facts, whole=session.announces))
-        setattr(report, BY_LIMITS_ATTRIBUTE, True)
+def _judged(row: Row, session: GpuSession, rows: Sequence[Row]) -> Row:
+    if session.baseline.merged.files:
+        row = with_accepted_counts(row, session.baseline.merged)
+    siblings = {other.label: other.measurement for other in rows if other.measurement is not None}
+    strict = session.settings.strict
+    return verdicts.judged(row, session.baseline, session.facts, siblings=siblings, strict=strict)
 
 
 def judge_waiting(gpu: GpuSession) -> bool:
@@ -230,28 +214,44 @@ def add_properties(report: pytest.TestReport, rows: Iterable[Row], facts: Device
     report.user_properties = [*others, *of_rows.items()]
 
 
-def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) -> list[Row]:
-    """The rows of a test with its footprint and those of its parts."""
-    session = watched.session
-    by_label = {row.label: row for row in rows}
-    if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
-        watched.waits = None
-        footprint = replace(footprint, waits=None)
-    footprints = list(watched.parts)
-    waits = footprint.waits or Waits()
-    not_read = waits.not_read is not None and watched.limits.max_waits is not None
-    unknown = watched.trouble is not None and limited(watched.limits)  # whether it uses the GPU
-    has_row = footprint.uses or watched.limited or unknown or waits.lines or not_read
-    if "" in by_label or (has_row and (watched.shown or watched.reads_waits)):
-        footprints.insert(0, ("", footprint, watched.limits))
-    further = [process.rows for process in session.further]
-    for label, seen, limits in footprints:
-        if watched.trouble is not None and not seen.watched and not limited(limits):
-            continue  # nothing was read, and nothing is judged by it
-        row = by_label.get(label) or new_row(session, watched.item.nodeid, limits, label)
-        all_seen = with_further(seen, row.key, further)
-        by_label[label] = replace(row, limits=both_limits(row.limits, limits), footprint=all_seen)
-    return list(by_label.values())
+# The failure of a test
+
+
+def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> None:
+    """Raise the failure of a test by its rows."""
+    if session.is_further:  # the main process judges its rows
+        return
+    explained = {}
+    for row in failing:
+        differences: tuple[Difference, ...] = ()
+        if row.measurement is not None:
+            runs = times_of(session.baseline.reference_runs(row))
+            if runs:
+                differences = row_differences(row, runs[-1][1])
+        explained[row.key] = replace(row, differences=differences)
+    state = state_of(item)
+    state.rows = [explained.get(row.key, row) for row in state.rows]
+    text = failure_text(explained.values(), session.facts, whole=session.announces)
+    failure = pytest.fail.Exception(text, pytrace=False)
+    setattr(failure, BY_LIMITS_ATTRIBUTE, printable(failing[0].verdict.reason))
+    raise failure
+
+
+def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSession) -> None:
+    """Fail a test by a further process, or by the verdict of an earlier attempt."""
+    for process in session.further:
+        why = process.failure_of(item.nodeid)
+        if why is not None and not report.failed:
+            fail(report, why)
+    state = state_of(item)
+    failing = failed_before(state.rows, state.attempts)
+    if not failing:
+        return
+    rows = {**{row.key: row for row in state.rows}, **failing}
+    state.rows = [replace(row, failed=True) for row in rows.values()]
+    if not report.failed:
+        fail(report, failure_text(failing.values(), session.facts, whole=session.announces))
+        setattr(report, BY_LIMITS_ATTRIBUTE, True)
 
 
 # Several processes of a run

@@ -132,6 +132,7 @@ class VerdictFeature(Feature):
             from pytest_gpumem.plugin.rows import unmeasured
 
             state.rows = [unmeasured(item, self._session, error)]
+        # The body's report takes the rows; the last one again, with all memory.
         has_footprint = any(row.footprint is not None for row in state.rows)
         if not ended and (call.when != "teardown" or not has_footprint):
             return

@@ -1,5 +1,5 @@
-"""The conclusion of a session or a gate: what it decides, why, and what to do. The same lines end a
-terminal's output, `summary.md` and the page."""
+"""The conclusion of a session or a gate: what it decides, why, and what to do. The same lines end
+the terminal's output, `summary.md` and the page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
 
 
 def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] = ()) -> list[str]:
-    """The causes, `further` lines, and what to do."""
+    """The causes, what fails, `further` lines, and what to do."""
     simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
     lines = [f"{conclusion.colour}{mark(simulated)}: {'; '.join(conclusion.causes)}"]
     rows = failing_rows(conclusion.rows)
@@ -121,7 +121,7 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
-    """Each lost test beside the only new one of its file."""
+    """By lost test, the only new test of its file: perhaps its new name."""
     new: dict[str, set[str]] = {}
     known = set()
     for row in conclusion.rows:
@@ -205,7 +205,7 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
         outcome = row.verdict.outcome
         if outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW) and not row.test_error:
             reason = row.verdict.reason
-            if outcome is not Outcome.NEW:  # it has figures: rows share the limit
+            if outcome is not Outcome.NEW:  # its reason has figures: group by limit
                 reason = row.verdict.limits[0].limit if row.verdict.limits else ""
             groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
     sentences = []
@@ -216,7 +216,7 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
         sentences.append(f"{verdict.outcome.word} {which}: {verdict.reason}")
         if store and verdict.code is Code.MEASURED_DIFFERENTLY:
             sentences[-1] += "; gpumem gate BASE compares them"
-    if store and groups and verdict.outcome is Outcome.NEW:
+    if store and groups and verdict.outcome is Outcome.NEW:  # the last group
         sentences[-1] += "; pytest --gpumem --gpumem-save --gpumem-processes 3 stores this state"
     return sentences
 

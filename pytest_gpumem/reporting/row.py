@@ -1,4 +1,4 @@
-"""One view of a row, which terminal, HTML and Markdown draw; and its figures for programs."""
+"""A row for readers: the view that terminal, HTML and Markdown draw, and figures for programs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _latency(measurement: Measurement, seconds: float) -> Cell:
 
 
 def _memory(row: Row, every: bool) -> dict[str, Cell]:
-    """Peak and kept memory where limited or alone, and what is kept in any case."""
+    """Peak memory where it is limited or alone, and what is kept."""
     footprint, limits, known = row.footprint, row.limits, {}
     if footprint is None or not footprint.watched:
         return {}
@@ -152,7 +152,7 @@ def _memory(row: Row, every: bool) -> dict[str, Cell]:
 
 
 def base_of(row: Row) -> float | None:
-    """Seconds of what the change of a row is against."""
+    """Seconds that the change of a row is relative to."""
     delta = row.verdict.change
     # A damaged file may have a change of -1 or less.
     if row.measurement is None or delta is None or delta <= -1:
@@ -173,7 +173,6 @@ def attention(row: Row) -> int:
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
-
     def rank(row: Row) -> tuple[int, int, float]:
         return attention(row), row.verdict.outcome.rank, -(row.verdict.change or 0.0)
 
@@ -181,7 +180,7 @@ def worst_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def broken_limits(row: Row) -> list[str]:
-    """A line for each limit of a row that does not hold, of a slow-down with both latencies."""
+    """A line for each broken limit of a row; of a slow-down, both latencies too."""
     lines = []
     for result in row.verdict.limits:
         if result.outcome is not Outcome.FAIL:

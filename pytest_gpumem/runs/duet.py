@@ -1,7 +1,7 @@
 """A duet: base and head in turn on one GPU, in pairs of processes, until each row is decided.
 
-Each process measures all rows that are open. A pair under throttling or beside other work, or with
-a crash or a failed test, is taken again for the rows that it is of, twice at most.
+Each process measures all rows that are open. After throttling, other work, a crash or a failed
+test, a pair is taken again for the rows concerned, twice at most.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import flag_of
 from pytest_gpumem.units import counted, did_you_mean
 
-GONE = "no such measurement", False
-ATTEMPTS = 3
+GONE = "no such measurement", False  # of `Troubles`
+ATTEMPTS = 3  # at a pair
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head share: latencies under different ones are not comparable."""
+Pair = Mapping[str, ProcessRecord]
+"""A process of each side."""
+Troubles = dict[str, tuple[str, bool]]
+"""By side, why it measured nothing of a row, and whether it crashed or its test failed."""
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """The rows that a duet compares; all rows without an argument."""
+    """The rows that a duet compares: by default, all."""
 
     tests: frozenset[str] | None = None  # node ids, as on pytest's command line
-    limits: Mapping[str, Limits] | None = None  # by row key, those to judge, of no other row
+    limits: Mapping[str, Limits] | None = None  # by row key; other rows are not compared
     old_names: Mapping[str, str] = field(default_factory=dict)
-    """Of renamed tests: what they are called in base, by their names in head."""
+    """Of renamed tests: the name in base by the name in head."""
 
     def missing(self, rows: Mapping[str, Row]) -> list[str]:
         """Return the requested names that select none of these rows."""
@@ -53,14 +57,14 @@ class RowFilter:
         return missing
 
     def selects(self, row: Row) -> bool:
-        """True if a duet compares a row; one of memory alone by its limits."""
+        """True if a duet compares a row; one of memory alone needs a limit."""
         if self.limits is not None:
             return row.key in self.limits
         return row.measurement is not None or row.footprint is None or bool(compared_limits(row))
 
 
 def order_of(number: int) -> tuple[str, str]:
-    """A coin for each odd pair, and the reverse for the next."""
+    """Return the sides in the order of a pair: by a coin if it is odd, then the reverse."""
     order = (BASE, HEAD)
     if random.Random((number + 1) // 2).random() < 0.5:
         order = (HEAD, BASE)
@@ -213,20 +217,20 @@ class Duet:
         base, head = pair[BASE], pair[HEAD]
         if base.error is None and head.error is None:
             _check_alike(base, head)
-        every = {}
+        rows = {}
         for measured in (*base.rows.values(), *head.rows.values()):
             if self.wanted.selects(measured):
-                every[measured.key] = measured
-        for key in (*every, *self.wanted.missing(every)):
+                rows[measured.key] = measured
+        for key in (*rows, *self.wanted.missing(rows)):
             nodeid, limits = key, Limits()
-            if key in every:
-                nodeid = every[key].nodeid
+            if key in rows:
+                nodeid = rows[key].nodeid
             if key in head.rows:
                 limits = self._limits_of(head.rows[key])
             self._rows[key] = row = DuetRow(key, nodeid, limits)
             troubles = _troubles(key, pair)
             if list(troubles.values()) == [GONE, GONE]:
-                row.end(None, f"no such test on either side{did_you_mean(key, every)}")
+                row.end(None, f"no such test on either side{did_you_mean(key, rows)}")
             elif troubles:
                 _end(row, troubles, pair)
         if self.wanted.limits is None and head.error is None:
@@ -250,23 +254,17 @@ class Duet:
         return Limits(**limits)
 
 
-Pair = Mapping[str, ProcessRecord]
-"""A process of each side."""
-Troubles = dict[str, tuple[str, bool]]
-"""By side, why it measured nothing of a row, and whether it crashed or its test failed."""
-
-
 def _troubles(key: str, pair: Pair) -> Troubles:
-    """Return why a row cannot be compared, whatever its conditions; empty if it can."""
+    """Return why a row cannot be compared; empty if it can."""
     troubles = {}
     for side in (BASE, HEAD):
-        nothing = _nothing_of(key, pair[side])
-        if nothing is not None:
-            troubles[side] = nothing
+        trouble = _trouble_of(key, pair[side])
+        if trouble is not None:
+            troubles[side] = trouble
     return troubles
 
 
-def _nothing_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
+def _trouble_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
     """Return why a process measured nothing of a row, and whether it failed, or None."""
     if process.error is not None:
         return f"crashed: {process.error}", True
@@ -278,8 +276,8 @@ def _nothing_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
     if nodeid is None:
         return GONE
     outcome, words = process.outcomes[nodeid]
-    of_its_file = key.startswith(f"{nodeid}::")
-    if words and not of_its_file:
+    is_file = key.startswith(f"{nodeid}::")
+    if words and not is_file:
         words = f"{outcome}, {words}"
     return words or outcome, outcome == "failed"
 
@@ -310,7 +308,7 @@ def _end(row: DuetRow, troubles: Troubles, pair: Pair) -> None:
 
 
 def _test_of(key: str, process: ProcessRecord) -> str | None:
-    """Return the test or file of a row, among those that did not pass in a process."""
+    """Return the test or file of a row that did not pass in a process."""
     for nodeid in process.outcomes:
         # A file that cannot be imported fails all tests in it.
         if covers(nodeid, key) or selects(key, nodeid):
@@ -338,7 +336,7 @@ def _rename(process: ProcessRecord, old_names: Mapping[str, str]) -> None:
 
 
 def _with_medians(row: Row) -> Row:
-    """Return the row with each placement as its median, as a duet keeps many processes."""
+    """Return the row with medians alone: a duet keeps many processes."""
     if row.measurement is None:
         return row
     placements = tuple((median,) for median in row.measurement.medians)
