@@ -17,7 +17,7 @@ from pytest_gpumem.devices.protocol import Allocation, Launch, OutOfMemory, Stre
 from pytest_gpumem.kernels.kernel import Role, requested_bytes, sectors_per_request
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Buffers, Values
 from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.l2 import OPEN_STREAMS, PersistingStream, idle_set_aside
+from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import GiB, MiB, ShownError
@@ -150,8 +150,8 @@ class Target:
         """Note what a reader must know, also of the set-aside of L2 and of managed buffers."""
         if self.window is not None:
             notes += self.window.notes
-        elif self.device in OPEN_STREAMS:
-            notes += tuple(idle_set_aside(self.device))
+        else:
+            notes += idle_set_aside(self.device)
         managed = [buffer for buffer in buffers if buffer.kind.managed]
         if managed:
             notes += tuple(managed_notes(self.device.facts, managed))

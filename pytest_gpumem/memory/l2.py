@@ -7,7 +7,7 @@ Guide, 9.2.2.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -146,7 +146,7 @@ class PersistingStream:
     @property
     def thrashing(self) -> str | None:
         """How the open windows need more than is set aside; None if they do not, or may."""
-        streams, granted = OPEN_STREAMS.get(self.device, ()), self.set_aside
+        streams, granted = open_streams(self.device), self.set_aside
         demand = sum(stream.demand for stream in streams)
         # Fitted ratios are rounded.
         if self.allow_thrash or not granted or demand <= granted * (1 + 1e-9):
@@ -231,7 +231,7 @@ class PersistingStream:
         """Turn the window off; the other streams share out anew. The last stream puts the set-aside
         back to what it was before the first. A second call does nothing."""
         self.closed = True
-        streams, l2 = OPEN_STREAMS[self.device], self.device.l2
+        streams, l2 = _OPEN[self.device], self.device.l2
         if self not in streams:
             return
         streams.remove(self)
@@ -247,23 +247,28 @@ class PersistingStream:
                 l2.request_set_aside(self.before)
 
 
-OPEN_STREAMS: WeakKeyDictionary[Device, list[PersistingStream]] = WeakKeyDictionary()
+_OPEN: WeakKeyDictionary[Device, list[PersistingStream]] = WeakKeyDictionary()
 """The open persisting streams of each device, which has one set-aside for all of them."""
 
 
-def idle_set_aside(device: Device) -> Iterator[str]:
-    """Yield that L2 is set aside, for a measurement without a window; nothing if it is not."""
-    streams = OPEN_STREAMS.get(device)
-    if streams and streams[0].set_aside:
-        yield (
-            f"{short_bytes(streams[0].set_aside)} of L2 are set aside for a persisting stream that "
-            "is open, and this measurement has no window in them: a cost without a gain"
-        )
+def open_streams(device: Device) -> Sequence[PersistingStream]:
+    return _OPEN.get(device, ())
+
+
+def idle_set_aside(device: Device) -> tuple[str, ...]:
+    """Say that L2 is set aside, for a measurement without a window; empty if nothing is."""
+    for stream in open_streams(device):
+        if stream.set_aside:
+            return (
+                f"{short_bytes(stream.set_aside)} of L2 are set aside for a persisting stream that "
+                "is open, and this measurement has no window in them: a cost without a gain",
+            )
+    return ()
 
 
 def _share(device: Device) -> None:
     """Request what the open streams need, fit the ratios to what was granted, put the windows."""
-    streams, wanted, l2 = OPEN_STREAMS[device], _wanted(device), device.l2
+    streams, wanted, l2 = _OPEN[device], _wanted(device), device.l2
     granted = l2.set_aside() if device.facts.mps else l2.request_set_aside(wanted)
     if wanted and not granted:
         size = format_bytes(wanted)
@@ -289,7 +294,7 @@ def _share(device: Device) -> None:
 def _wanted(device: Device) -> int:
     largest = device.facts.persisting_l2_max_bytes
     total, fitted = 0, 0
-    for stream in OPEN_STREAMS.get(device, ()):
+    for stream in open_streams(device):
         size = stream.wanted
         if size == "max":
             return largest
@@ -349,7 +354,7 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
             size = format_bytes(device.l2.set_aside())
             raise Unsupported(_fixed_by_mps(f"{size}, which no process changes"))
         stream = PersistingStream(device.streams.create(), device, buffer, **request)
-        streams = OPEN_STREAMS.setdefault(device, [])
+        streams = _OPEN.setdefault(device, [])
         stream.before = streams[0].before if streams else device.l2.set_aside()
     try:
         for other in streams:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 
 from pytest_gpumem.devices.protocol import Device, DeviceError, Stream, WindowSpec
-from pytest_gpumem.memory.l2 import OPEN_STREAMS, PersistingStream, why_no_persisting_l2
+from pytest_gpumem.memory.l2 import PersistingStream, open_streams, why_no_persisting_l2
 from pytest_gpumem.units import format_bytes
 
 State = dict[str, int | WindowSpec | None]
@@ -49,7 +49,7 @@ class L2Watch:
 
     def fresh(self) -> None:
         """Reset persisting lines, unless a live owner keeps a window."""
-        if self._usable() and not any(self._kept.values()) and not OPEN_STREAMS.get(self._device):
+        if self._usable() and not any(self._kept.values()) and not open_streams(self._device):
             self._device.l2.reset_persisting()
 
     def keep(self, owner: Hashable, before: State) -> None:
@@ -97,7 +97,7 @@ class L2Watch:
 
     def _streams(self) -> dict[str, Stream]:
         streams = self._device.streams
-        ours = {stream.stream.handle for stream in OPEN_STREAMS.get(self._device, ())}
+        ours = {stream.stream.handle for stream in open_streams(self._device)}
         defaults = [stream.handle for stream in streams.defaults()]
         visible = {}
         for stream in streams.visible():
@@ -110,7 +110,7 @@ class L2Watch:
 
     def _read(self) -> State:
         state: State = {}
-        if not OPEN_STREAMS.get(self._device):
+        if not open_streams(self._device):
             state[_LIMIT] = self._device.l2.set_aside()
         for name, stream in self._streams().items():
             with suppress(DeviceError):  # a stream that is gone, or one that takes no window
