@@ -137,8 +137,6 @@ class Baseline:
 
     def reference_runs(self, row: Row, figure: Figure = "time") -> tuple[PastRow, ...]:
         """Return the runs that make the reference of a figure, oldest first."""
-        if row.key not in self.rows:
-            return ()
         return tuple(chain.from_iterable(self._days(row, figure)[:DAYS]))
 
     def enters(self, row: Row, figure: Figure, today: date) -> bool:

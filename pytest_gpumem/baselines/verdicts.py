@@ -16,7 +16,7 @@ from pytest_gpumem.judging.slowdown import (
     at_the_sessions_end,
     at_the_tests_end,
 )
-from pytest_gpumem.limits import OF_MEASUREMENT, OF_WATCHED, STEPS, TIME
+from pytest_gpumem.limits import OF_MEASUREMENT, STEPS, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
@@ -39,8 +39,7 @@ def judged(
     findings, comparison = list[LimitResult](), None
     if row.measurement is not None:
         findings, comparison = _of_measurement(row, baseline, facts, siblings)
-    limited = any(getattr(row.limits, name) is not None for name in OF_WATCHED)
-    if row.footprint is not None and limited:
+    if row.footprint is not None:
         past = memory_of(baseline.reference_runs(row, "memory"))
         why = None if past else baseline.why_new(row, "memory")
         alone = facts.simulated and not row.label

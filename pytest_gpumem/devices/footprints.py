@@ -7,7 +7,6 @@ out: allocations of the harness.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,8 +120,6 @@ class Footprints:
         if self._paused:
             return
         for source in self._sources or ():
-            if source.module and sys.modules.get(source.module) is None:
-                continue
             if source.name in self.running or not source.ready():
                 continue
             self._start_source(source)

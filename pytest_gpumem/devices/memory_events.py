@@ -205,13 +205,12 @@ class Source:
     """Something that reports memory: the driver, or the allocator of a library."""
 
     name: str  # as in `Footprint.watched`
-    module = ""  # of its library: it is not ready before the user has imported that
     lost: Callable[[str], None]
     """Takes the reason when it did not report for a while. A watch that is open then is not read;
     of a library, by its counts alone."""
 
     def ready(self) -> bool:
-        """True if its library is in use."""
+        """True if its library is in use. Imports nothing."""
         return True
 
     def start(self, log: MemoryLog) -> str | None:

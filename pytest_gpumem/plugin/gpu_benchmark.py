@@ -28,6 +28,7 @@ from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.window_request import window_request
 from pytest_gpumem.plugin.entries import Entries
+from pytest_gpumem.plugin.gpu_memory import check_label
 from pytest_gpumem.plugin.marks import keywords_of
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.session import GpuSession, state_of
@@ -351,8 +352,6 @@ class GpuBenchmark:
         test = self._test
         test.check_unjudged()
         if label is not None:
-            from pytest_gpumem.plugin.gpu_memory import check_label
-
             check_label(f"label={label!r}", label, test.measurements, test.item)
         elif "" in test.measurements:
             raise BadCall(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,17 +159,6 @@ def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(
     assert watch.read().kept == 4096
     library.free(1)  # of before: what it frees does not make up for what others keep
     assert watch.read().kept == 0
-
-
-def test_a_library_that_nobody_imported_is_not_asked(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library.module = "a_library"
-    footprints = Footprints(None, (library,))
-    footprints.start(driver=False)
-    assert "CuPy" not in footprints.watch().read().watched
-    monkeypatch.setitem(sys.modules, "a_library", sys)
-    assert "CuPy" in footprints.watch().read().watched
 
 
 def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(

@@ -221,7 +221,10 @@ class JaxMemory(Source):
 class NumbaMemory(Source):
     """Frees what Numba has put off: it frees late, several allocations at a time."""
 
-    name, module = "Numba", "numba.cuda"
+    name = "Numba"
+
+    def ready(self) -> bool:
+        return sys.modules.get("numba.cuda") is not None
 
     def settle(self) -> None:
         context = sys.modules["numba.cuda"].current_context()

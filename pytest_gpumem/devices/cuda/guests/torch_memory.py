@@ -27,7 +27,7 @@ _LAYERS: Mapping[str, Literal["use", "segment"]] = {
 
 
 class TorchMemory(Source):
-    name, module = "PyTorch", "torch"
+    name = "PyTorch"
 
     def __init__(self, index: int) -> None:
         self._index = index
