@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, of_the_test
 from pytest_gpumem.plugin.adoption import adopts
 from pytest_gpumem.plugin.marks import (
@@ -74,7 +72,6 @@ class ExpectationFeature(Feature):
         # The file for what is selected; not of a session that a test starts.
         self.writes = os.environ.pop(SELECTION, None)
         workers.carry("collected", self._seen, self._take)
-        self._file = Path(workers.folder, "gpumem-collected")
 
     @property
     def exist(self) -> bool:
@@ -131,13 +128,6 @@ class ExpectationFeature(Feature):
             self.to_run.add(item.nodeid)
             if only_collects and _has_no_verdict(item):
                 self.no_verdict.add(item.nodeid)
-        if self._session.is_part:  # an interrupt may end it before it sends this
-            write_whole(self._file, json.dumps(self._seen()))
-
-    def interrupted(self) -> None:
-        """Take what a worker on this machine collected."""
-        if self._file.exists():
-            self._take(json.loads(self._file.read_bytes()))
 
     def _seen(self) -> list[Any]:
         to_run, idle, unrun = sorted(self.to_run), sorted(self.idle), self._session.unrun

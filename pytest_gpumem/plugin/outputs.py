@@ -74,8 +74,6 @@ class OutputFeature(Feature):
                 gpu.config.notify_exception(info, gpu.config.option)
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         complete = session.exitstatus in (*_FINE, pytest.ExitCode.TESTS_FAILED)
-        if not complete:
-            expectations.interrupted()
         for name, why in gpu.broken.items():
             gpu.remark(f"{name} raised by mistake, and what it was to judge is UNDECIDED: {why}")
         if gpu.in_gate or gpu.settings.save:
