@@ -216,7 +216,7 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
         sentences.append(f"{verdict.outcome.word} {which}: {verdict.reason}")
         if store and verdict.code is Code.MEASURED_DIFFERENTLY:
             sentences[-1] += "; gpumem gate BASE compares them"
-    if store and groups and verdict.outcome is Outcome.NEW:  # the last group
+    if store and any(outcome is Outcome.NEW for outcome, *_ in groups):  # the last sentence
         sentences[-1] += "; pytest --gpumem --gpumem-save --gpumem-processes 3 stores this state"
     return sentences
 
