@@ -210,7 +210,6 @@ class Harness:
         if self._after_a_pause() > SURELY_BUSY:
             return True
         (reading,) = self._readings(self.streams[:1], self.idle, 2)
-        # Twice the usual, or 30 us where the usual is slow.
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def _after_a_pause(self) -> float:
@@ -250,14 +249,10 @@ class Disturbances:
 
     def wait_out(self) -> None:
         device, most = self._device, self._patience - self.waited
-        begun = device.now()
-        while True:
-            waited = device.now() - begun
-            if waited >= most:
-                break
-            if not device.conditions().throttle_reasons and not self._harness.busy():
-                break
+        begun, waited = device.now(), 0.0
+        while waited < most and (device.conditions().throttle_reasons or self._harness.busy()):
             device.pause(min(WAIT, most - waited))
+            waited = device.now() - begun
         self.waited += waited
 
     def look(self, times: int) -> None:

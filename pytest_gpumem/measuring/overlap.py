@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.measure import Plan, measure
-from pytest_gpumem.measuring.works import DEVICE_TO_HOST, HOST_TO_DEVICE, Work, in_turn
+from pytest_gpumem.measuring.works import DEVICE_TO_HOST, HOST_TO_DEVICE, Work, Works
 from pytest_gpumem.records.measurement import Overlap, Part
 
 PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
@@ -32,7 +32,7 @@ def overlap_of(harness: Harness, work: Work, plan: Plan, name: str) -> Overlap |
         part.verify = None  # the whole is checked, of which it is a part
         return measure(harness, part, short, name).latency
 
-    pieces = (*work.parts, in_turn(work.parts))
+    pieces = (*work.parts, Works.in_turn(*work.parts))
     seconds = [latency(piece) for piece in pieces]
     for _ in range(TRIES - 1):
         together = sum(seconds[:-1])

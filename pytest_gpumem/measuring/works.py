@@ -190,15 +190,20 @@ class Works:
             self._arena, f"{allocator} of {format_bytes(size)}", [HOST], partial(cycle, size)
         )
 
-    def in_turn(self, *works: Work) -> Work:
+    @staticmethod
+    def in_turn(*works: Work) -> Work:
         """Pieces of work one after another."""
-        return in_turn(works)
+        if not _engines(works):
+            raise BadCall("in_turn() takes pieces of work")
+        return reduce(_then, works)
 
     def after(self, before: Work, work: Work) -> Work:
         """`work`, with an untimed run of `before` ahead of every sample, which fills the caches.
 
-        Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
+        Measure it with `mode="hot"`: in the other modes L2 is flushed in between. It comes last: no
+        other work takes it.
         """
+        _engines((before, work))
         prepared = copy.copy(work)
         prepared.prepare = _queue_before(before, work)
         prepared.parts = ()  # measured alone they would run without `before`
@@ -320,6 +325,7 @@ class Works:
         """
         device, stream = self.device, self._arena.stream
         work.queue(stream)  # the first run loads kernels
+        work.prepare(stream)
         device.streams.synchronize(stream)
         began = device.now()
         work.queue(stream)
@@ -329,13 +335,6 @@ class Works:
 
     def close(self) -> None:
         self._allocators.close()
-
-
-def in_turn(works: Sequence[Work]) -> Work:
-    """Join works, each on the result of the one before. Each result is checked."""
-    if not _engines(works):
-        raise BadCall("in_turn() takes pieces of work")
-    return reduce(_then, works)
 
 
 def _then(first: Work, last: Work) -> Work:
@@ -406,6 +405,8 @@ def _engines(works: Iterable[Work]) -> set[str]:
     for work in works:
         if not isinstance(work, Work):
             raise BadCall(f"{type(work).__name__} is no work of gpu_work")
+        if work.prepare is not nothing:
+            raise BadCall(f"{work.name} is of after(), which comes last: after(in_turn(a, b), c)")
         engines |= work.engines
     return engines
 

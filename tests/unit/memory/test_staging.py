@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,7 @@ def test_work_that_cannot_be() -> None:
         (lambda m: Works(m).together(*[m.device(512)] * 2), "Buffer is no work of gpu_work"),
         (lambda m: Works(m).in_turn(), "takes pieces of work"),
         (lambda m: Works(m).in_turn(m.device(512)), "Buffer is no work of gpu_work"),
+        (lambda m: Works(m).after(Works(m).host(print), m.device(512)), "Buffer is no work"),
         (lambda m: Works(m).kernel(m.device(512)), "is no kernel of gpu_kernels"),
         (lambda m: staged(m, 4096, 0), "n_streams=0"),
         (lambda m: Works(m).staged(2, 4096, chunks=0), "chunks=0; accepted is a whole number"),
@@ -289,20 +291,28 @@ def test_each_of_works_in_turn_is_checked(memory: Memory) -> None:
             first.queue = queue
 
 
-def test_work_after_other_work_is_checked_as_a_part_too(memory: Memory) -> None:
-    works, x, y = Works(memory), memory.device(MIB), memory.device(MIB)
-    fill, read = works.copy(x, memory.pinned(MIB)), works.copy(y, x)
-    other = launched(memory, "elementwise", memory.device(MIB))
-    launches = read.launches
-    assert isinstance(launches, list)
-    for combine in works.in_turn, works.together:
-        work = combine(other, works.after(fill, read))
-        with naming(work.name):
-            assert work.check() is None
-            launch = launches.pop()
-            with pytest.raises(WrongResult, match="device to device: "):
-                work.check()
-            launches.append(launch)
+def test_work_after_other_work_is_no_part_of_more(memory: Memory) -> None:
+    """What is to run before it would be left out, or the order be another."""
+    works = Works(memory)
+    a, b, c = (works.host(lambda: None, name) for name in "abc")
+    prepared = works.after(b, c)
+    for combine in works.after, works.in_turn, works.together:
+        for pieces in (a, prepared), (prepared, a):
+            with pytest.raises(BadCall, match=r"^c is of after\(\), which comes last: "):
+                combine(*pieces)
+
+
+def test_all_that_is_to_run_before_work_runs_in_order(memory: Memory) -> None:
+    works, ran = Works(memory), list[str]()
+    a, b, c = (works.host(partial(ran.append, name), name) for name in "abc")
+    for work in works.after(works.in_turn(a, b), c), works.after(a, works.in_turn(b, c)):
+        ran.clear()
+        work.put_back(memory.arena.stream)
+        work.launch(0, memory.arena.stream)
+        assert ran == ["a", "b", "c"]
+    ran.clear()
+    works.enqueue(works.after(a, b))
+    assert ran[-2:] == ["a", "b"]
 
 
 def test_what_precedes_work_of_the_host_is_checked(memory: Memory) -> None:
