@@ -56,14 +56,11 @@ def limits_for_duet(
         doubted = {result.limit for result in results if result.code is not Code.NOT_READ}
         if "" in doubted:  # about the whole measurement
             doubted.update(compared)
-        values, origin = {}, {}
-        if accepted.of(row.key, "measured") is not None:
-            origin["measured"] = "accepted"
+        values, origin = {}, dict(row.limits.origin)
         for name in compared:
             forgiving = accepted.forgiving(row.key, name)
             if name in doubted or forgiving is not None:
                 values[name] = getattr(row.limits, name)
-                origin[name] = row.limits.origin.get(name, "limit")
             # Memory is judged by its limit first, and a count without a limit needs none.
             if forgiving is not None and name != PEAK and forgiving[1].value != NONE:
                 change = forgiving[1]

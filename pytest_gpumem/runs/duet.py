@@ -45,6 +45,7 @@ class RowFilter:
     limits: Mapping[str, Limits] | None = None  # by row key; other rows are not compared
     old_names: Mapping[str, str] = field(default_factory=dict)
     """Of renamed tests: the name in base by the name in head."""
+    differing: Sequence[str] = ()  # keys of rows that may be measured differently
 
     def missing(self, rows: Mapping[str, Row]) -> list[str]:
         """Return the requested names that select none of these rows."""
@@ -227,7 +228,7 @@ class Duet:
                 nodeid = rows[key].nodeid
             if key in head.rows:
                 limits = self._limits_of(head.rows[key])
-            self._rows[key] = row = DuetRow(key, nodeid, limits)
+            self._rows[key] = row = DuetRow(key, nodeid, limits, key in self.wanted.differing)
             troubles = _troubles(key, pair)
             if list(troubles.values()) == [GONE, GONE]:
                 row.end(None, f"no such test on either side{did_you_mean(key, rows)}")

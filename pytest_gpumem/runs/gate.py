@@ -218,7 +218,8 @@ class Gate:
         else:
             return None
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
-        wanted = RowFilter(frozenset(tests), limits, self.old_names)
+        differing = [key for key in limits if self.accepted.of(key, "measured")]
+        wanted = RowFilter(frozenset(tests), limits, self.old_names, differing)
         return self.play(self.base_side, wanted, "duet")
 
     def _check_creep(self, rows: Sequence[Row], judged: dict[str, DuetRow]) -> None:
