@@ -184,7 +184,9 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
     repeat = [shlex.join([*again, *list(tests)[:EXPLAINED]]) + more(tests)]
     steps = advice(repeat if failing else [], limits, accept)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
-    return Conclusion(code, causes, failing, gpu.missing, advice=steps)
+    return Conclusion(
+        code, causes, failing, gpu.missing, advice=steps, simulated=gpu.facts.simulated
+    )
 
 
 def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:

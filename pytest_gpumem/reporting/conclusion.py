@@ -24,12 +24,7 @@ from pytest_gpumem.records.row import (
     Past,
     Row,
 )
-from pytest_gpumem.reporting.row import (
-    broken_limits,
-    verdict_text,
-    why_lines,
-    worst_first,
-)
+from pytest_gpumem.reporting.row import broken_limits, verdict_text, why_lines, worst_first
 from pytest_gpumem.reporting.terminal import wrapped
 from pytest_gpumem.units import counted
 
@@ -70,8 +65,7 @@ def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] = ()) -> list[str]:
     """The causes, what fails, `further` lines, and what to do."""
-    simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
-    lines = [f"{conclusion.colour}{mark(simulated)}: {'; '.join(conclusion.causes)}"]
+    lines = [f"{conclusion.colour}{mark(conclusion.simulated)}: {'; '.join(conclusion.causes)}"]
     rows = failing_rows(conclusion.rows)
     for row in rows[:EXPLAINED]:
         lines += row_lines(row, conclusion.errors.get(row.nodeid))

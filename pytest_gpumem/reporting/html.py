@@ -52,7 +52,6 @@ def page(run: Run) -> str:
     rows, facts, past = printable((list(run.rows), run.facts, dict(run.past)))
     shown = views(worst_first(rows), facts)
     headings = headings_of(shown)
-    simulated = facts.simulated or any(view.simulated for view in shown)
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     policy = (
@@ -71,8 +70,8 @@ def page(run: Run) -> str:
         policy=policy,
         style=Markup(style),
         script=Markup(script),
-        title=f"{facts.name}{mark(simulated)}",
-        simulated=simulated,
+        title=f"{facts.name}{mark(facts.simulated)}",
+        simulated=facts.simulated,
         taken=printable(f"{run.utc[:16].replace('T', ' ')} UTC, revision {run.revision}"),
         header=header(facts, run.settings),
         counts=[(verdict, count, css) for (_, verdict, css), count in sorted(counts.items())],

@@ -68,7 +68,7 @@ def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
     rows = []
     for view in shown:
         cells = [escaped(text) for text in view.texts(headings)]
-        verdict = f"{view.verdict}{mark(view.simulated)}"
+        verdict = f"{view.verdict}{mark(view.row.verdict.simulated)}"
         if not view.outcome.quiet:
             verdict = f"**{verdict}**"
         name = f"<code>{escaped(view.name)}</code>"

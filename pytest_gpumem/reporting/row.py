@@ -62,7 +62,6 @@ class RowView:
     name: str  # the key without what all rows of the report share
     verdict: str  # such as "PASS", "PASS, test failed"
     outcome: Outcome  # FAIL if the test failed, whatever the verdict
-    simulated: bool
     figures: dict[str, Cell] = field(default_factory=dict)  # by heading, those that are known
 
     def texts(self, headings: Iterable[str]) -> list[str]:
@@ -79,9 +78,8 @@ def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> l
     shown = []
     for row, name in zip(rows, names, strict=True):
         outcome = Outcome.FAIL if row.failed else row.verdict.outcome
-        simulated = row.verdict.simulated or facts.simulated
         figures = _figures(row, facts, memory)
-        shown.append(RowView(row, name, verdict_text(row), outcome, simulated, figures))
+        shown.append(RowView(row, name, verdict_text(row), outcome, figures))
     return shown
 
 
@@ -271,7 +269,7 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     measurement = row.measurement
     known: dict[str, Any] = {
         "gpu": facts.key,
-        "simulated": row.verdict.simulated or facts.simulated,
+        "simulated": row.verdict.simulated,
         "verdict": row.verdict.outcome.value,
         "reason": row.verdict.reason,
         "failed": row.failed,

@@ -61,7 +61,7 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
     headings = headings_of(shown)
     lines = []
     for view in shown:
-        sim = " (sim)" if view.simulated else ""
+        sim = " (sim)" if view.row.verdict.simulated else ""
         verdict = Text(view.verdict + sim, style=STYLES[view.outcome])
         lines.append((view.name, view.texts(headings), verdict))
     return table_of_tests(headings, lines, width, colour)
