@@ -100,8 +100,8 @@ def screened(
     changes = []
     for row in rows:
         comparison = row.verdict.comparison
-        if comparison is not None and comparison.delta > -1:
-            changes.append((row.key, math.log1p(comparison.delta)))
+        if comparison is not None and comparison.change > -1:
+            changes.append((row.key, math.log1p(comparison.change)))
     after = []
     for row in rows:
         check = check_of(row.limits, TIME)

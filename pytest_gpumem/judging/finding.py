@@ -134,7 +134,7 @@ def change(share: float) -> str:
 def against(comparison: Comparison) -> str:
     processes = counted(comparison.processes, "saved process")
     days = counted(comparison.days, "day")
-    return f"{change(comparison.delta)} against {processes} of {days}"
+    return f"{change(comparison.change)} against {processes} of {days}"
 
 
 # The verdict on a row: no other module makes or changes a verdict

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -90,15 +89,6 @@ def _corrected(latencies: list[float], overheads: Sequence[float | None]) -> lis
             return latencies
         corrected.append(value)
     return corrected
-
-
-def base_latency(measurement: Measurement, delta: float) -> float:
-    """Return the latency that a row changed from. `delta`: as `Comparison.delta`."""
-    latency = measurement.latency
-    if measurement.further:
-        latency = math.exp(fmean(corrected_logs([measurement])[0]))
-    # A change of 1e-16 and less is -1 as a float.
-    return latency / max(1 + delta, sys.float_info.epsilon)
 
 
 # The reference, and the screen
@@ -203,11 +193,12 @@ class ComparedRun:
     def comparison(self) -> Comparison:
         reach = self.reference.reach(self.same_code)
         return Comparison(
-            delta=math.expm1(self.log_ratio),
+            change=math.expm1(self.log_ratio),
             reach=math.expm1(min(reach, FARTHEST)) if math.isfinite(reach) else None,
             days=self.reference.days,
             processes=self.reference.processes,
             same_code=self.same_code,
+            base=self.reference.latency,
         )
 
     def limit(self, check: Check) -> float:

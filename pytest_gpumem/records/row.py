@@ -8,7 +8,7 @@ from typing import Final, Literal
 from msgspec import field
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records import Count, Record, key_of
+from pytest_gpumem.records import Count, NotNegative, Record, key_of
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement
@@ -44,13 +44,14 @@ class Difference(Record, frozen=True, omit_defaults=True):
 class Comparison(Record, frozen=True):
     """A row against its reference, as shares of the reference's latency: +0.01 is 1 % slower."""
 
-    delta: float = field(name="change")  # Measured change
+    change: float  # Measured change
     reach: float | None = None
     """Half of the change's interval, what noise may hide; None for a reference of one
     process."""
     days: int = 1  # UTC dates of the reference
     processes: int = 1  # Processes of the reference
     same_code: bool = False  # Every process of the reference ran the same machine code
+    base: NotNegative | None = None  # Seconds of the reference
 
 
 class PairedChange(Record, frozen=True):
@@ -60,6 +61,8 @@ class PairedChange(Record, frozen=True):
     low: float  # Lower bound, one-sided at 99.9 %: what FAIL rests on
     high: float  # Upper bound, one-sided: what PASS rests on
     pairs: int  # Pairs of processes
+    base: NotNegative | None = None  # Seconds of base: the median of its processes
+    head: NotNegative | None = None  # Seconds of head, likewise
 
 
 class LimitResult(Record, frozen=True):
@@ -90,9 +93,14 @@ class Verdict(Record, frozen=True):
     @property
     def change(self) -> float | None:
         """The change of the latency as a share: of a duet, else against the reference."""
-        if self.paired is not None:
-            return self.paired.change
-        return None if self.comparison is None else self.comparison.delta
+        compared = self.paired or self.comparison
+        return None if compared is None else compared.change
+
+    @property
+    def base(self) -> float | None:
+        """Seconds that `change` is relative to."""
+        compared = self.paired or self.comparison
+        return None if compared is None else compared.base
 
 
 class Row(Record, frozen=True):

@@ -20,7 +20,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Migrations
-from pytest_gpumem.reporting.row import base_of, broken_limits, why_lines
+from pytest_gpumem.reporting.row import broken_limits, latencies_text, why_lines
 from pytest_gpumem.reporting.terminal import columns, hanging, wrapped
 from pytest_gpumem.units import counted, format_rate, format_share, format_time, short_bytes
 
@@ -36,10 +36,8 @@ def details(row: Row, facts: DeviceFacts) -> Details:
         if written is not None:
             origin = row.limits.origin.get(name, "origin unknown")
             yield "limit", f"{name} {written} ({origin})"
-    delta, base = row.verdict.change, base_of(row)
-    if delta is not None:
-        was = f" from {format_time(base)}" if base is not None else ""
-        yield "change", f"{change(delta)}{was}"
+    if row.verdict.change is not None:
+        yield "change", f"{change(row.verdict.change)}, {latencies_text(row)}".rstrip(", ")
     for line in why_lines(row):
         yield "why", line
     if row.measurement is not None:

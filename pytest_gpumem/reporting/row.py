@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import change, share_of_peak
-from pytest_gpumem.judging.slowdown import base_latency
+from pytest_gpumem.limits import TIME
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -95,7 +97,7 @@ def verdict_text(row: Row) -> str:
 
 def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
     known = {}
-    measurement = row.measurement
+    measurement = _compared(row)
     if measurement is not None:
         known["latency"] = _latency(measurement, measurement.latency)
         asked = asked_bandwidth(measurement)
@@ -111,7 +113,7 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
                 known["% of peak"] = Cell(f"{share * 100:.1f} %", share)
     if HOST in row.extra:
         known["host"] = Cell(format_time(row.extra[HOST]), row.extra[HOST])
-    delta, base = row.verdict.change, base_of(row)
+    delta, base = row.verdict.change, row.verdict.base
     if delta is not None:
         known["change"] = Cell(change(delta), delta)
     if base is not None and measurement is not None:
@@ -149,13 +151,21 @@ def _memory(row: Row, every: bool) -> dict[str, Cell]:
     return known
 
 
-def base_of(row: Row) -> float | None:
-    """Seconds that the change of a row is relative to."""
-    delta = row.verdict.change
-    # A damaged file may have a change of -1 or less.
-    if row.measurement is None or delta is None or delta <= -1:
-        return None
-    return base_latency(row.measurement, delta)
+def latencies_text(row: Row) -> str:
+    """Such as "latency 2 us, was 1 us", or empty."""
+    measurement, base = _compared(row), row.verdict.base
+    if measurement is None or base is None:
+        return ""
+    now, was = _latency(measurement, measurement.latency), _latency(measurement, base)
+    return f"latency {now.text}, was {was.text}"
+
+
+def _compared(row: Row) -> Measurement | None:
+    """The measurement, with the latency of a duet's head if there was one."""
+    measurement, paired = row.measurement, row.verdict.paired
+    if measurement is None or paired is None or paired.head is None:
+        return measurement
+    return structs.replace(measurement, placements=((paired.head,),))
 
 
 FAILING, UNDECIDED, FINE = range(3)
@@ -183,11 +193,8 @@ def broken_limits(row: Row) -> list[str]:
     for result in row.verdict.limits:
         if result.outcome is not Outcome.FAIL:
             continue
-        base = base_of(row)
-        if row.measurement is not None and result.limit == "max_regression" and base is not None:
-            now = _latency(row.measurement, row.measurement.latency).text
-            was = _latency(row.measurement, base).text
-            lines.append(f"latency {now}, was {was}")
+        if result.limit == TIME:
+            lines.append(latencies_text(row))
         lines.append(result.reason)
     return [line for line in lines if line] or [row.verdict.reason]
 
@@ -297,7 +304,7 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     known.update(exact_figures(row))
     comparison = row.verdict.comparison
     if comparison is not None:
-        known["change"] = comparison.delta
+        known["change"] = comparison.change
         known["saved_processes"] = comparison.processes
         known["saved_days"] = comparison.days
         if comparison.reach is not None:

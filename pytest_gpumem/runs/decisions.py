@@ -116,7 +116,8 @@ def _with_duet(row: Row, duet_row: DuetRow, accepted: Acceptances) -> Row:
     pairs = duet_row.pairs
     if pairs is None or len(pairs.log_ratios) < 2:
         return row
-    paired = PairedChange(pairs.change, *pairs.bounds, len(pairs.log_ratios))
+    count = len(pairs.log_ratios)
+    paired = PairedChange(pairs.change, *pairs.bounds, count, *duet_row.latencies)
     return structs.replace(row, verdict=structs.replace(row.verdict, paired=paired))
 
 
@@ -189,7 +190,7 @@ def with_creep(row: DuetRow, limits: Limits, oldest: DuetRow) -> DuetRow:
         for name, looks in ((TIME, Code.LOOKS_SLOWER), (PEAK, None)):
             if getattr(limits, name) is not None:
                 decided[name] = LimitResult(name, Outcome.UNDECIDED, looks, reason)
-    return replace(row, decided=decided, pairs=oldest.pairs or row.pairs, oldest=oldest)
+    return replace(oldest if oldest.pairs else row, decided=decided, oldest=oldest)
 
 
 # The end of a gate

@@ -18,6 +18,7 @@ from sessions import gate_result, slower
 
 from pytest_gpumem.baselines.acceptances import acceptances
 from pytest_gpumem.cli import main
+from pytest_gpumem.units import format_time
 
 TESTS = """
 import pytest
@@ -106,6 +107,10 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
     assert red == 1, text
     accept = "gpumem accept test_it.py::test_copy --reason '...'"
     assert f"to accept, commit what this writes: {accept}" in text
+    duet = json.loads((gates.project.folder / "gpumem-results" / "duet.json").read_text())
+    (verdict,) = duet["verdicts"]
+    was, now = (format_time(verdict[f"{side}_latency"]) for side in ("base", "head"))
+    assert f"latency {now}, was {was}" in text
     accepted = gates.accept("test_it.py::test_copy")
     assert "accepted time up to 2" in accepted.stdout
     code, last, text = gates.gate()

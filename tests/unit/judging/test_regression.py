@@ -12,7 +12,6 @@ from verdicts_alone import judge, on_days
 from pytest_gpumem.judging.limits import repetition_margin
 from pytest_gpumem.judging.slowdown import (
     against_reference,
-    base_latency,
     corrected_logs,
     same_code,
 )
@@ -145,13 +144,9 @@ def test_latencies_are_corrected_to_the_mean_launch_overhead(bench: Any) -> None
         assert corrected == pytest.approx(latencies), overheads
 
 
-def test_the_latency_of_a_baseline(bench: Any, endless: DeviceFacts) -> None:
-    several = bench.run(100e-6, 1.21)
-    assert base_latency(several, 0.0) == pytest.approx(110e-6)
-    now = bench.measurement(220e-6)
-    comparison = judge(now, Limits(), endless, [bench.measurement(110e-6)]).comparison
-    assert comparison is not None
-    assert base_latency(now, comparison.delta) == pytest.approx(110e-6)
+def test_a_verdict_has_the_latency_of_the_reference(bench: Any, endless: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(220e-6), Limits(), endless, [bench.run(100e-6, 1.21)])
+    assert (verdict.base, verdict.change) == pytest.approx((110e-6, 1.0))
 
 
 # The margin of absolute limits

@@ -64,9 +64,9 @@ ROW = Row(
     verdict=Verdict(
         Outcome.UNDECIDED,
         "why",
-        Comparison(0.001, 0.006, days=2, processes=4, same_code=True),
+        Comparison(0.001, 0.006, days=2, processes=4, same_code=True, base=2e-4),
         code=Code.NOISY,
-        paired=PairedChange(0.001, -0.001, 0.003, 8),
+        paired=PairedChange(0.001, -0.001, 0.003, 8, 2e-4, 2.002e-4),
     ),
     measurement=MEASURED,
     label="warm",
@@ -106,7 +106,15 @@ verdicts = st.builds(
     outcome=st.sampled_from(Outcome),
     reason=texts,
     comparison=st.none()
-    | st.builds(Comparison, finite, finite, st.integers(0, 99), st.integers(0, 99), st.booleans()),
+    | st.builds(
+        Comparison,
+        finite,
+        finite,
+        st.integers(0, 99),
+        st.integers(0, 99),
+        st.booleans(),
+        st.none() | not_negative,
+    ),
     simulated=st.booleans(),
     code=st.none() | st.sampled_from(Code),
 )

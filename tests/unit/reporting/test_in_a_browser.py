@@ -18,7 +18,7 @@ from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
 
 MakeRow = Callable[..., Row]
-COMPARISON = Comparison(delta=0.1234, reach=0.008, processes=5)
+COMPARISON = Comparison(change=0.1234, reach=0.008, processes=5)
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 

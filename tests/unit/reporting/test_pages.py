@@ -21,7 +21,7 @@ from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.html import anchor, page
 
 MakeRow = Callable[..., Row]
-SLOWER = Comparison(0.1234, 0.008, processes=5)
+SLOWER = Comparison(0.1234, 0.008, processes=5, base=238.8e-6)
 HOSTILE = [
     "</code></pre><script>alert(1)</script>",
     "a|b|c",

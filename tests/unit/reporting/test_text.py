@@ -21,6 +21,7 @@ from pytest_gpumem.records.row import (
     Difference,
     LimitResult,
     Omission,
+    PairedChange,
     Row,
     Verdict,
 )
@@ -40,7 +41,7 @@ from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import header
 
 MakeRow = Callable[..., Row]
-SLOWER = Comparison(0.97, 0.01, processes=3)
+SLOWER = Comparison(0.97, 0.01, processes=3, base=136.2e-6)
 MEMORY = Footprint(
     96 << 20, uses=(MemoryUse("CuPy", "device", peak=96 << 20, kept=1 << 20),), watched=("CuPy",)
 )
@@ -83,6 +84,25 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
         "to repair: meet or change max_latency, which cannot be accepted",
         "to accept, commit what this writes: gpumem accept t.py::test_blur",
     ]
+
+
+def test_after_a_duet_the_times_are_those_that_it_measured(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    def judged(paired: PairedChange) -> Row:
+        row = failing(make_row)
+        return replace(row, verdict=replace(row.verdict, paired=paired))
+
+    row = judged(PairedChange(0.5, 0.49, 0.51, 5, 200e-6, 300e-6))
+    times = "latency 300.0 us, was 200.0 us"
+    assert f"  {times}" in conclusion_lines(Conclusion(Exit.FAILED, [], [row]), 120)
+    assert dict(details(row, facts))["change"] == f"+50.0 %, {times}"
+    line = table([row], facts, width=120, colour=False).splitlines()[2]
+    assert line.startswith("test_blur  300.0 us  2684 GB/s     80.1 %  200.0 us  +50.0 %")
+    # An older file does not say what the change is relative to.
+    older = judged(PairedChange(0.5, 0.49, 0.51, 5))
+    assert ", was " not in str(conclusion_lines(Conclusion(Exit.FAILED, [], [older]), 120))
+    assert dict(details(older, facts))["change"] == "+50.0 %"
 
 
 def test_a_lost_test_beside_a_single_new_one_is_perhaps_renamed_whatever_its_parameters(

@@ -118,6 +118,37 @@ def test_the_verdict_of_the_duet_takes_the_place_of_the_sessions() -> None:
     assert (paired.verdict.paired.pairs, paired.verdict.paired.change > 0.02) == (5, True)
 
 
+def measured(*latencies: float) -> list[Row]:
+    taken = [measurement(placements=((latency,),)) for latency in latencies]
+    return [replace(row(), measurement=one) for one in taken]
+
+
+def test_a_verdict_has_the_medians_of_the_duet_that_its_change_is_of() -> None:
+    pairs = Pairs((0.02, 0.02, 0.02), 0.01, Outcome.PASS)
+    with_base = replace_pairs(
+        judged(Outcome.PASS),
+        pairs=pairs,
+        base=measured(1.1e-3, 1.2e-3, 1.6e-3),
+        head=measured(1.3e-3, 1.4e-3, 1.3e-3),
+    )
+    with_oldest = replace_pairs(
+        judged(Outcome.FAIL, code=Code.SLOWER),
+        pairs=pairs,
+        base=measured(1e-3),
+        head=measured(1.5e-3),
+    )
+    crept = with_creep(with_base, Limits(), with_oldest)
+    by_peak = with_creep(with_base, Limits(), judged(Outcome.FAIL, PEAK))
+    for duet_row, medians in (
+        (with_base, (1.2e-3, 1.3e-3)),
+        (crept, (1e-3, 1.5e-3)),
+        (by_peak, (1.2e-3, 1.3e-3)),
+    ):
+        paired = after(row(Code.SLOWER), duet_row).verdict.paired
+        assert paired is not None
+        assert (paired.base, paired.head) == pytest.approx(medians)
+
+
 def test_a_duet_leaves_other_doubts_and_failures() -> None:
     unread = LimitResult("max_kept", Outcome.UNDECIDED, Code.NOT_READ, "not read")
     noisy = row(Code.NOISY)
