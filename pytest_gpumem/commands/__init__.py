@@ -19,7 +19,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.terminal import columns, wants_colour, wrapped
 from pytest_gpumem.units import QuantityError, parse_margin
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., Any])
 STANDARD_OUTPUT = Path("-")  # as the file of an option
 # Key of a context's `meta`: standard output, while the command's text goes nowhere.
 _REAL = "pytest_gpumem.standard_output"
@@ -36,7 +36,7 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) + shown
 
 
-def max_regression_option(help: str) -> Callable[[_Command], _Command]:
+def max_regression_option(help: str) -> Callable[[Command], Command]:
     """An option for a margin, which stays as written."""
 
     def check(_context: click.Context, option: click.Parameter, written: str | None) -> str | None:
@@ -77,7 +77,7 @@ def refuse(arguments: Iterable[str], refused: Mapping[str, str]) -> None:
             raise click.UsageError(f"{argument} among pytest's arguments: {why}.")
 
 
-def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Command], _Command]:
+def file_option(flag: str, help: str, name: str | None = None) -> Callable[[Command], Command]:
     """An option with a file that a command writes beside its text, or on standard output instead.
 
     `name`: of the command's argument; None: as the option.

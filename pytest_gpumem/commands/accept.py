@@ -84,10 +84,10 @@ def accept(
     if renamed_from is not None and len(tests) > 1:
         raise click.UsageError("--renamed-from: one TEST at a time has another name.")
     folder = Path.cwd()
-    path = results if results is not None else FOLDER / RESULTS
+    path = results or FOLDER / RESULTS
     by_hand = bool(changes or renamed_from)
     last = None
-    if results is not None or path.exists():
+    if results or path.exists():
         last = load_results(path)
     elif not by_hand:
         raise UserError(
@@ -209,4 +209,4 @@ def _who(environment: Mapping[str, str]) -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
-        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+        return f"user {os.getuid()}"

@@ -29,7 +29,7 @@ from pytest_gpumem.commands import (
     write,
 )
 from pytest_gpumem.judging.duet import DuetRow
-from pytest_gpumem.judging.finding import change
+from pytest_gpumem.judging.finding import change, mark
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.schema import to_plain
@@ -131,9 +131,8 @@ def play(
         except KeyboardInterrupt:
             stopped = True
     code = exit_code(run, strict=strict or "--gpumem-strict" in arguments)
-    width, colour = terminal()
     seconds = time.monotonic() - begun
-    click.echo(duet_text(run, width=width, colour=colour, seconds=seconds))
+    click.echo(_text(run, seconds))
     if not run.rows and not stopped:
         click.echo(
             "nothing was measured: no test among those that were selected measures on the GPU"
@@ -186,11 +185,12 @@ def exit_code(duet: Duet, *, strict: bool) -> int:
     return Exit.FINE
 
 
-def duet_text(duet: Duet, *, width: int, colour: bool, seconds: float) -> str:
+def _text(duet: Duet, seconds: float) -> str:
+    width, colour = terminal()
     lines, simulated = [], ""
     if duet.device is not None:
         lines.append(printable(name_and_driver(duet.device)))
-        simulated = " (simulated)" if duet.device.simulated else ""
+        simulated = mark(duet.device.simulated)
     compared = [row for row in duet.rows if row.outcome is not None]
     if compared:
         lines.append(_table(compared, width, colour, simulated))
@@ -238,7 +238,7 @@ def to_json(
         "datetime": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": seconds,
         "exit": code,
-        "arguments": dict(arguments),
+        "arguments": arguments,
         "simulated": None if duet.device is None else duet.device.simulated,
         "device": device,
         "verdicts": [_verdict(row) for row in duet.rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -30,7 +31,7 @@ from pytest_gpumem.commands import (
     terminal,
     write,
 )
-from pytest_gpumem.commands.duet import ended_by_signals, play
+from pytest_gpumem.commands.duet import REFUSED, ended_by_signals, play
 from pytest_gpumem.files import ResultFile, write_whole
 from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.limits import TIME, of_the_test
@@ -301,26 +302,37 @@ def _accept(
 
 def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[str]:
     """Commands that repeat what fails, by a duet where it is compared."""
-    session = ["pytest", "--gpumem"]  # with the gate's arguments but paths
-    for word in gate.arguments:
-        if word.startswith("-") or not Path(word.partition("::")[0]).exists():
-            session.append(word)
-    commands: dict[tuple[str, ...], dict[str, None]] = {}  # tests by the words before them
+    in_session: dict[str, None] = {}
+    in_duet: dict[tuple[str, ...], dict[str, None]] = {}  # by the words before
     for row in failing:
-        words = session
-        if any(changes_of(row)):
-            words = ["gpumem", "duet", gate.crept.get(row.nodeid, gate.base)]
-            limit = row.limits.max_regression
-            if limit and not of_the_test(row.limits.origin.get(TIME)):
-                words += ["--max-regression", limit]
-            if gate.base_python and row.nodeid not in gate.crept:
-                words += ["--base-python", gate.base_python]
-        commands.setdefault(tuple(words), {})[row.nodeid] = None
-    for command, tests in commands.items():
+        if not any(changes_of(row)):
+            in_session[row.nodeid] = None
+            continue
+        words = ["gpumem", "duet", gate.crept.get(row.nodeid, gate.base)]
+        limit = row.limits.max_regression
+        if limit and not of_the_test(row.limits.origin.get(TIME)):
+            words += ["--max-regression", limit]
+        if gate.base_python and row.nodeid not in gate.crept:
+            words += ["--base-python", gate.base_python]
+        in_duet.setdefault(tuple(words), {})[row.nodeid] = None
+    # A duet refuses some arguments, and has an option for one.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in (*REFUSED, "--gpumem-max-regression"):
+        parser.add_argument(name)
+    arguments = parser.parse_known_args(gate.arguments)[1]
+    if any(row.limits.max_peak_regression for row in failing):
+        arguments.append("--gpumem-footprint=on")
+    for command, tests in in_duet.items():
         words = list(command)
         for test in list(tests)[:EXPLAINED]:
-            words += [test] if command[0] == "pytest" else ["--test", test]
+            words += ["--test", test]
+        if arguments:
+            words += ["--", *arguments]
         yield shlex.join(words) + more(tests)
+    if in_session:
+        words = [word for word in gate.arguments if word not in gate.of_head.paths]
+        words += list(in_session)[:EXPLAINED]
+        yield shlex.join(["pytest", "--gpumem", *words]) + more(in_session)
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, log, pytest_arguments, test_option
+from pytest_gpumem.commands import Command, examples, log, pytest_arguments, test_option
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
     from pytest_gpumem.nsight.tools import Tool
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _words(_context: click.Context, option: click.Parameter, written: str) -> tuple[str, ...]:
@@ -27,7 +24,7 @@ def _words(_context: click.Context, option: click.Parameter, written: str) -> tu
         raise click.UsageError(f"{option.opts[0]}: {written!r}: {error}.") from None
 
 
-def _options(command: _Command) -> _Command:
+def _options(command: Command) -> Command:
     for add in (
         pytest_arguments,
         click.option(

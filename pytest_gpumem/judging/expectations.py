@@ -74,6 +74,7 @@ class Selection(Record, frozen=True):
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By node id of a reported test: its file, as `reporting.markdown` names it, and its line."""
     unrun: tuple[str, ...] = ()  # Node ids of the failures that an earlier test kept from running
+    paths: tuple[str, ...] = ()  # Words of the command line that name tests
 
     def has(self, nodeid: str) -> bool:
         return nodeid in self.tests or nodeid in self.others
@@ -163,13 +164,11 @@ def looser(
 # How each ended
 
 
-def of_base(base: Selection, idle: Collection[str]) -> list[Expectation]:
-    """Return an expectation for each test of BASE. `idle`: as of `Selection`, of the change."""
-    expected = []
+def of_base(base: Selection, idle: Collection[str]) -> Iterator[Expectation]:
+    """Yield an expectation for each test of BASE. `idle`: as of `Selection`, of the change."""
     for nodeid in base.tests:
         unmeasured = nodeid not in base.idle and nodeid in idle
-        expected.append(Expectation(nodeid, TEST, unmeasured=unmeasured))
-    return expected
+        yield Expectation(nodeid, TEST, unmeasured=unmeasured)
 
 
 def judged(row: Row) -> set[str]:
@@ -205,9 +204,16 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
     if met:
         return None
     status, reason = _of_limit(what, ending) if what in LIMITS else _of_row(ending)
-    nodeid, label, how = expectation.nodeid, expectation.label, ending.how
-    by_words, base_too = ending.by_words, ending.base_too
-    return Omission(nodeid, label, status, reason, what, by_words, base_too, how)
+    return Omission(
+        expectation.nodeid,
+        expectation.label,
+        status,
+        reason,
+        what,
+        ending.by_words,
+        ending.base_too,
+        ending.how,
+    )
 
 
 def _of_row(ending: Ending) -> tuple[Status, str]:

@@ -26,7 +26,7 @@ from pytest_gpumem.judging.expectations import (
     of_base,
     open_under_strict,
 )
-from pytest_gpumem.judging.finding import is_failure
+from pytest_gpumem.judging.finding import is_failure, mark
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, UserError
@@ -141,9 +141,8 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     if conclusion is not None:
         lines += conclusion_lines(conclusion, columns())
     if lines:
-        simulated = " (simulated)" if gpu.facts.simulated else ""
         writer.ensure_newline()  # so that the section's heading has no blank line below
-        writer.section(f"gpumem: {printable(gpu.facts.name)}{simulated}")
+        writer.section(f"gpumem: {printable(gpu.facts.name)}{mark(gpu.facts.simulated)}")
     for line in lines:  # pytest escapes all of a text that the output cannot encode
         writer.write_line(printable(line) if "\x1b" not in line else line)
     if os.environ.get("GITHUB_ACTIONS") == "true" and gpu.announces:
@@ -236,18 +235,18 @@ def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeatur
             others.append(nodeid)
         else:
             tests[nodeid] = test
-    left_out = sorted({*expectations.no_verdict, *expectations.modules})
     places = markdown.places_of(gpu.config.rootpath, gpu.rows.places)
     selection = Selection(
         tests,
         tuple(expectations.idle.intersection(tests)),
         tuple(others),
-        tuple(left_out),
+        tuple(sorted({*expectations.no_verdict, *expectations.modules})),
         tuple(sorted(plugins)),
         expectations.files,
         expectations.failures,
         places,
         tuple(gpu.unrun),
+        tuple(gpu.config.option.file_or_dir),
     )
     write_whole(Path(file), json.dumps(msgspec.to_builtins(selection)))
 

@@ -91,7 +91,6 @@ def _printed(renderable: object, colour: bool) -> list[str]:
         highlight=False,
         markup=False,  # brackets in ids
         emoji=False,
-        legacy_windows=False,
     )
     with console.capture() as capture:
         console.print(renderable, soft_wrap=True)

@@ -41,7 +41,6 @@ def two_sides(base: str, here: Path, *, python: str | None = None) -> Iterator[t
 
     `python`: the interpreter of base. Raises `UserError`: a side cannot be prepared.
     """
-    here = here.resolve()
     commit = commit_of(base, here)
     head = working_tree(here)
     title = f"revision {base} ({commit[:10]})"

@@ -253,6 +253,7 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
     assert copied in shown
     repeat = "duet origin/exact --test test_it.py::test_peak --test test_it.py::test_copied"
+    repeat += " -- --gpumem-footprint=on"  # also where base has no such limit
     assert f"to repeat: gpumem {repeat} to accept" in shown
     repeated = CliRunner().invoke(main, repeat.split())
     assert repeated.exit_code == 1, repeated.output
@@ -308,7 +309,7 @@ def test_what_base_has_grown_by_is_held_against_the_oldest_revision(
     assert "against the oldest revision of the reference: a peak of 80 MiB against 64 MiB" in text
     repeats = [line for line in text.splitlines() if line.startswith("to repeat: gpumem duet ")]
     for line in repeats:
-        assert CliRunner().invoke(main, line.split()[3:]).exit_code == 1
+        assert CliRunner().invoke(main, shlex.split(line)[3:]).exit_code == 1
     assert len(repeats) == 2
     files = sorted(exact.folder.glob("gpumem-results/creep-*.json"))
     compared = [json.loads(file.read_text())["verdicts"] for file in files]
@@ -540,12 +541,19 @@ def test_a_stricter_limit_of_the_change_holds(gate: Gate) -> None:
     code, text = gate(SLOW | replaced('max_latency="1 s"', 'max_latency="1 ns"'))
     assert code == 1, text
     assert "in this change" not in text
-    # A duet repeats what is slower than base, and a session all else.
+
+
+def test_what_repeats_has_the_arguments_of_the_gate(gate: Gate) -> None:
+    """A duet repeats what is slower than base, and a session all else."""
+    both = "-c pytest.ini -k 'copy or 32'"
+    alone = "-n 0 --gpumem-baseline=.gpumem-baseline"  # a duet refuses them
+    change = SLOW | replaced('max_latency="1 s"', 'max_latency="1 ns"')
+    words = f"--screen-only origin/main -- {alone} {both} test_it.py"
+    _, text = gate(change, words)
     duet, session = (line for line in text.splitlines() if line.startswith("to repeat: "))
-    assert duet == "to repeat: gpumem duet origin/main --test test_it.py::test_copy"
-    sizes = ("'test_it.py::test_sizes[16]'", "'test_it.py::test_sizes[32]'")
-    assert session.startswith("to repeat: pytest --gpumem ")
-    assert all(test in session for test in sizes)
+    tests = "--test test_it.py::test_copy"
+    assert duet == f"to repeat: gpumem duet origin/main {tests} -- {both} test_it.py"
+    assert session == f"to repeat: pytest --gpumem {alone} {both} 'test_it.py::test_sizes[32]'"
 
 
 @pytest.mark.parametrize(
