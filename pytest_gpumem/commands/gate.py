@@ -50,6 +50,7 @@ from pytest_gpumem.reporting.conclusion import (
     failing_rows,
     more,
     renamed,
+    seen_from,
 )
 from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.row import figures
@@ -233,7 +234,8 @@ def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     if note is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in markdown.workflow_commands(run.rows, gate.of_head.places):
+        head = gate.of_head
+        for line in markdown.workflow_commands(run.rows, Path(head.root), head.places):
             click.echo(line)
 
 
@@ -306,7 +308,7 @@ def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[str]:
     in_duet: dict[tuple[str, ...], dict[str, None]] = {}  # by the words before
     for row in failing:
         if not any(changes_of(row)):
-            in_session[row.nodeid] = None
+            in_session[seen_from(Path.cwd(), row.nodeid, Path(gate.of_head.root))] = None
             continue
         words = ["gpumem", "duet", gate.crept.get(row.nodeid, gate.base)]
         limit = row.limits.max_regression

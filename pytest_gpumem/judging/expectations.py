@@ -72,9 +72,10 @@ class Selection(Record, frozen=True):
     failures: dict[str, str] = field(default_factory=dict)
     """By node id of what failed in it: the first line of why."""
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By node id of a reported test: its file, as `reporting.markdown` names it, and its line."""
+    """By node id of a reported test: its file below `root`, and its line."""
     unrun: tuple[str, ...] = ()  # Node ids of the failures that an earlier test kept from running
     paths: tuple[str, ...] = ()  # Words of the command line that name tests
+    root: str = ""  # Folder of node ids
 
     def has(self, nodeid: str) -> bool:
         return nodeid in self.tests or nodeid in self.others

@@ -49,6 +49,7 @@ from pytest_gpumem.reporting.conclusion import (
     failing_text,
     missing_lines,
     more,
+    seen_from,
 )
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import profiled_lines, table
@@ -146,9 +147,9 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     for line in lines:  # pytest escapes all of a text that the output cannot encode
         writer.write_line(printable(line) if "\x1b" not in line else line)
     if os.environ.get("GITHUB_ACTIONS") == "true" and gpu.announces:
-        places = markdown.places_of(gpu.config.rootpath, gpu.rows.places)
+        root, places = gpu.config.rootpath, gpu.rows.places
         writer.ensure_newline()
-        for line in markdown.workflow_commands(gpu.rows, places):
+        for line in markdown.workflow_commands(gpu.rows, root, places):
             writer.write_line(line)
 
 
@@ -172,7 +173,7 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
     root, folder = gpu.config.rootpath, gpu.config.invocation_params.dir
     for row in failing:
         limits += absolute_limits(row)
-        tests[_seen_from(folder, row.nodeid, root)] = None
+        tests[seen_from(folder, row.nodeid, root)] = None
         if any(changes_of(row)):
             changed.append(row)
     accept = [command(row) + more(changed, 1) for row in changed[:1]]
@@ -235,7 +236,6 @@ def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeatur
             others.append(nodeid)
         else:
             tests[nodeid] = test
-    places = markdown.places_of(gpu.config.rootpath, gpu.rows.places)
     selection = Selection(
         tests,
         tuple(expectations.idle.intersection(tests)),
@@ -244,9 +244,10 @@ def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeatur
         tuple(sorted(plugins)),
         expectations.files,
         expectations.failures,
-        places,
+        gpu.rows.places,
         tuple(gpu.unrun),
         tuple(gpu.config.option.file_or_dir),
+        str(gpu.config.rootpath),
     )
     write_whole(Path(file), json.dumps(msgspec.to_builtins(selection)))
 
@@ -333,7 +334,7 @@ class Endings:
         if nodeid in noted.to_run or not self._complete:
             return Ending("not reached", "not reached")
         root, folder = config.rootpath, config.invocation_params.dir
-        names = [_seen_from(root, argument, folder) for argument in config.args]
+        names = [seen_from(root, argument, folder) for argument in config.args]
         if not any(name == "." or selects(name, nodeid) for name in names):
             by_words = bool(options.file_or_dir)
             reason = "not in the arguments" if by_words else "outside of testpaths"
@@ -354,9 +355,3 @@ def _ignored(nodeid: str, config: pytest.Config) -> bool:
         if config.hook.pytest_ignore_collect(collection_path=path, config=config):
             return True
     return False
-
-
-def _seen_from(folder: Path, test: str, origin: Path) -> str:
-    """The name of a test in `origin` as it is in `folder`; a node id is of the root folder."""
-    path, *names = test.split("::")
-    return "::".join((os.path.relpath(origin / path, folder), *names))

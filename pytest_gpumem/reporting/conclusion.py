@@ -3,9 +3,11 @@ the terminal's output, `summary.md` and the page."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pytest_gpumem.judging.expectations import possibly_intended
 from pytest_gpumem.judging.finding import mark
@@ -136,6 +138,12 @@ def more(tests: Sized, named: int = EXPLAINED) -> str:
     """The comment after a command that names the first of these tests."""
     further = len(tests) - named
     return f"  # and {further} further" if further > 0 else ""
+
+
+def seen_from(folder: Path, test: str, origin: Path) -> str:
+    """The name of a test in `origin` as it is in `folder`; a node id is of the root folder."""
+    path, *names = test.split("::")
+    return "::".join((os.path.relpath(origin / path, folder), *names))
 
 
 def advice(

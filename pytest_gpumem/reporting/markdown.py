@@ -113,9 +113,12 @@ def folded(heading: str, body: str) -> str:
 # GitHub
 
 
-def workflow_commands(rows: Iterable[Row], places: Mapping[str, tuple[str, int]]) -> list[str]:
+def workflow_commands(
+    rows: Iterable[Row], root: Path, places: Mapping[str, tuple[str, int]]
+) -> list[str]:
     """GitHub's annotations: a line for each row that needs a look, worst first. The last line of a
-    level counts what GitHub does not show. `places`: by node id, what `places_of` returned."""
+    level counts what GitHub does not show. `places`: by node id, its file below `root`, and its
+    line."""
     levels: dict[str, list[Row]] = {"error": [], "warning": []}
     for row in worst_first(rows):
         if attention(row) < FINE:
@@ -124,35 +127,27 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, tuple[str, int]]
     for level, of_level in levels.items():
         shown = of_level if len(of_level) <= ANNOTATIONS else of_level[: ANNOTATIONS - 1]
         for row in shown:
-            lines.append(_annotation(level, row, places.get(row.nodeid)))
+            lines.append(_annotation(level, row, root, places.get(row.nodeid)))
         if len(of_level) > len(shown):
             more = f"{len(of_level) - len(shown)} more in the summary of the run"
             lines.append(f"::{level} title=gpumem::{more}")
     return lines
 
 
-def _annotation(level: str, row: Row, place: tuple[str, int] | None) -> str:
+def _annotation(level: str, row: Row, root: Path, place: tuple[str, int] | None) -> str:
     where = ""
     if place is not None:
-        where = f"file={_property(place[0])},line={place[1]},"
+        file, line = place
+        path, checkout = Path(os.path.normpath(root / file)), os.environ.get("GITHUB_WORKSPACE")
+        if checkout and path.is_relative_to(checkout):
+            file = path.relative_to(checkout).as_posix()
+        where = f"file={_property(file)},line={line},"
     title = _property(f"gpumem: {verdict_text(row)}{mark(row.verdict.simulated)}")
     text = f"{row.key}: {row.verdict.reason}"
     if attention(row) == FAILING:
         name, *reasons = row_lines(row)
         text = f"{name}: {'; '.join(reason.strip() for reason in reasons)}"
     return f"::{level} {where}title={title}::{_message(text)}"
-
-
-def places_of(root: Path, tests: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Files and lines of tests within the repository, whose folder GITHUB_WORKSPACE may name.
-    `tests`: the same below `root`."""
-    checkout, places = os.environ.get("GITHUB_WORKSPACE"), {}
-    for nodeid, (file, line) in tests.items():
-        path, whole = Path(file), Path(os.path.normpath(root / file))
-        if checkout and whole.is_relative_to(checkout):
-            path = whole.relative_to(checkout)
-        places[nodeid] = path.as_posix(), line
-    return places
 
 
 def _message(text: str) -> str:

@@ -103,12 +103,14 @@ def project(saved: Project, tmp_path: Path) -> Project:
 def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Runs a gate of a change, with files by name; gives its exit code and its output."""
 
-    def run(change: Change, words: str = GPU, command: str = "gate") -> tuple[int, str]:
+    def run(
+        change: Change, words: str = GPU, command: str = "gate", folder: str = "."
+    ) -> tuple[int, str]:
         for name, text in change.items():
             project.write(name, text)
         for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.chdir(project.folder)
+        monkeypatch.chdir(project.folder / folder)
         done = CliRunner().invoke(
             main, [*command.split(), *shlex.split(words.replace("{folder}", str(project.folder)))]
         )
@@ -584,6 +586,20 @@ def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: 
         "rows"
     ]
     assert {row["limits"]["max_regression"] for row in rows if row["measurement"]} == {"5%"}
+
+
+def test_what_repeats_works_in_the_folder_of_the_gate(gate: Gate) -> None:
+    new = """
+import pytest
+
+@pytest.mark.gpumem(max_latency="1 ns")
+def test_new(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20))
+"""
+    words = "--screen-only origin/main -- test_new.py"
+    code, text = gate({"gpu/test_new.py": new}, words, folder="gpu")
+    assert code == 1, text
+    assert "\nto repeat: pytest --gpumem test_new.py::test_new\n" in text
 
 
 def test_a_new_folder_of_tests_is_new(gate: Gate) -> None:
