@@ -13,7 +13,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
-from pytest_gpumem.memory.buffers import Buffer, on_its_device
+from pytest_gpumem.memory.buffers import Arena, Buffer, on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import ShownError, did_you_mean, format_bytes
@@ -97,9 +97,10 @@ class BoundKernel:
         self.device.streams.synchronize(self.stream)
 
     def arguments(
-        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], arena: Arena | None = None
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
-        """Return buffers and scalars by parameter name. Raises `BadCall`."""
+        """Return buffers and scalars by parameter name. `arena`: finds the buffers of arrays.
+        Raises `BadCall`."""
         parameters = self.kernel.parameters
         signature = f"{self.name}({', '.join(parameter.name for parameter in parameters)})"
         try:
@@ -112,6 +113,8 @@ class BoundKernel:
         for parameter in parameters:
             name = parameter.name
             value = given.arguments[name]
+            if arena is not None:
+                value = arena.taken(value)
             if parameter.role is Role.SCALAR:
                 if isinstance(value, bool) or not isinstance(value, Real):
                     raise BadCall(f"{signature}: {name!r} is a number, not {value!r}")

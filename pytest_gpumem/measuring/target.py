@@ -245,10 +245,7 @@ class KernelTarget(Target):
     ) -> None:
         super().__init__(bound.name, arena, window)
         self._bound, kernel, device = bound, bound.kernel, self.device
-        buffers, values = bound.arguments(
-            tuple(arena.taken(value) for value in arguments),
-            {name: arena.taken(value) for name, value in keywords.items()},
-        )
+        buffers, values = bound.arguments(arguments, keywords, arena)
         self._buffers, self._values = buffers, values
         if window is not None and window.where != "stream" and kernel.source is None:
             raise BadCall(

@@ -91,8 +91,8 @@ class Works:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
         memcpy = BoundKernel(CATALOGUE["memcpy"], self.device, self._arena.stream)
-        to, origin = self._arena.taken(destination), self._arena.taken(source)
-        buffers, values = memcpy.arguments((to, origin), {})
+        buffers, values = memcpy.arguments((destination, source), {}, self._arena)
+        to, origin = buffers.values()
         engine = KERNEL
         if to.kind.on_peer or origin.kind.on_peer:
             engine = PEER
@@ -114,7 +114,7 @@ class Works:
         """
         if not isinstance(kernel, BoundKernel):
             raise BadCall(f"{kernel!r} is no kernel of gpu_kernels")
-        buffers, values = kernel.arguments(arguments, scalars)
+        buffers, values = kernel.arguments(arguments, scalars, self._arena)
         kernel.fill(buffers, self._arena.stream)
         return self._launching(kernel, buffers, values, kernel.name)
 

@@ -193,6 +193,14 @@ def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory
     assert pageable.waits
 
 
+def test_a_kernel_takes_arrays_of_a_library(memory: Memory) -> None:
+    array = memory.managed((256,), "i4", like=np)
+    work = launched(memory, "init", array)
+    checked(memory.arena.device, work)
+    assert work.moved_bytes is not None
+    assert work.moved_bytes.writes == array.nbytes
+
+
 def test_a_wrong_result_is_seen() -> None:
     memory = Memory(Arena(CountedDevice(), seed=7))
     stream, target = memory.arena.device.streams.create(), memory.device((1000,))
