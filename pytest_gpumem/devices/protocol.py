@@ -119,9 +119,9 @@ class Foreign:
     function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
     """Does its work on host views of the buffers, for the simulated device."""
-    accesses: tuple[Access, ...] = ()
-    """Accesses of a run, for simulated times."""
-    allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
+    accesses: Sequence[tuple[Access, Allocation]] = ()
+    """Accesses of a run, and the memory that they touch, for simulated times."""
+    elsewhere: int = 0  # bytes that a run moves besides
     on_simulated: bool = False  # it calls only methods of `Device`
 
 

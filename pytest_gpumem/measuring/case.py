@@ -120,10 +120,19 @@ class _CodeTarget(Target):
             function = getattr(case, field)
             if function is not None:
                 _check_call(f"{named.format(field)} {NO_ARGUMENTS}", function)
-        self._moved = _declared_bytes(named.format("moved"), case.moved)
+        moved = _declared_bytes(named.format("moved"), case.moved)
         self._reads = _arrays(named.format("reads"), case.reads, arena)
         self._writes = _arrays(named.format("writes"), case.writes, arena)
         self._case, self._buffers = case, arena
+        distinct = {id(array): int(array.nbytes) for array in (*self._reads, *self._writes)}
+        self.footprint = sum(distinct.values()) or moved
+        self.moved_bytes = None
+        if moved is not None:
+            self.moved_bytes = MovedBytes(0, 0, declared=moved)
+        elif distinct:
+            reads = sum(int(array.nbytes) for array in self._reads)
+            writes = sum(int(array.nbytes) for array in self._writes)
+            self.moved_bytes = MovedBytes(reads, writes)
 
     def _bind(self) -> None:
         """Make launch and restore for where the buffers now are."""
@@ -137,15 +146,6 @@ class _CodeTarget(Target):
 
     def _describe(self, *notes: str) -> None:
         """Fill in the fields for the case and its buffers as they are now."""
-        distinct = {id(array): int(array.nbytes) for array in (*self._reads, *self._writes)}
-        self.footprint = sum(distinct.values()) or self._moved
-        self.moved_bytes = None
-        if self._moved is not None:
-            self.moved_bytes = MovedBytes(0, 0, declared=self._moved)
-        elif distinct:
-            reads = sum(int(array.nbytes) for array in self._reads)
-            writes = sum(int(array.nbytes) for array in self._writes)
-            self.moved_bytes = MovedBytes(reads, writes)
         self.poison, self.verify = self._poison, None
         if self._case.check is not None:
             self.verify = self._verify
@@ -157,13 +157,16 @@ class _CodeTarget(Target):
         self, function: Callable[[], object], reference: Callable[[], object] | None
     ) -> Foreign:
         """Return a function with the buffers that it touches, where they are now."""
-        accesses, allocations = [], []
+        accesses, elsewhere = [], 0
+        if self.moved_bytes is not None:
+            elsewhere = self.moved_bytes.total
         for role, arrays in (READ, self._reads), (WRITE, self._writes):
-            for index, array in enumerate(arrays):
+            for array in arrays:
                 if isinstance(array, Buffer):
-                    accesses.append(Access(f"{role} {index}", role, array.nbytes, array.nbytes))
-                    allocations.append(array.allocation)
-        return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
+                    access = Access(role, role, array.nbytes, array.nbytes)
+                    accesses.append((access, array.allocation))
+                    elsewhere -= array.nbytes
+        return Foreign(function, reference, accesses, max(0, elsewhere), self._on_simulated)
 
     def _poison(self, stream: Stream) -> None:
         inputs = [id(array) for array in self._reads]

@@ -92,7 +92,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
         if self._timeline.steps is not None:
             code = f"{_code_of(foreign.function)} {_code_of(reference)} {foreign.accesses}"
         shape = LaunchShape(8 * self._roofline.facts.sm_count, 256)
-        traffic = self._roofline.traffic(zip(foreign.accesses, foreign.allocations, strict=True))
+        traffic = self._roofline.traffic(foreign.accesses, elsewhere=foreign.elsewhere)
         step = _kernel_step("reference", shape, code)
         self._queue((reference, traffic, step), stream, None, 2 * LAUNCH)
 

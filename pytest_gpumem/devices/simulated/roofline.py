@@ -99,8 +99,7 @@ class Use:
         """Add an access, whose bytes count times its sectors over those of a coalesced request."""
         factor = max(1.0, access.sectors_per_request / SECTORS_COALESCED)
         # Sectors of an array are no more than the array.
-        most = max(access.footprint, self.allocation.nbytes)
-        distinct = min(access.footprint * factor, most)
+        distinct = min(access.footprint * factor, self.allocation.nbytes)
         self.distinct += distinct
         self.repeated += max(0.0, access.requested * factor - distinct)
         self.lines = max(self.lines, distinct)
@@ -117,7 +116,8 @@ class Traffic:
     uses: tuple[Use, ...]
     chain: float  # dependent accesses to its first array, in series
     computing: float  # seconds for which the SMs are busy
-    nbytes: float  # of device memory
+    elsewhere: float  # bytes of device memory that are no buffer's
+    nbytes: float  # of device memory, in all
     placement: float  # factor of its time for where the buffers lie
 
 
@@ -139,27 +139,30 @@ class Roofline:
         self._link = sheet.link_bandwidth * sheet.link_share
 
     def traffic(
-        self, accesses: Iterable[tuple[Access, Allocation]], chain: float = 0, cycles: float = 0
+        self,
+        accesses: Iterable[tuple[Access, Allocation]],
+        chain: float = 0,
+        cycles: float = 0,
+        elsewhere: float = 0,
     ) -> Traffic:
         uses: dict[int, Use] = {}
         for access, allocation in accesses:
             uses.setdefault(id(allocation), Use(allocation)).add(access)
         addresses = tuple(use.allocation.address for use in uses.values())
-        nbytes = sum(use.lines for use in uses.values() if not use.allocation.kind.on_host)
-        placement, computing = self._placement(addresses, nbytes), cycles / self.sheet.sm_clock
-        return Traffic(tuple(uses.values()), chain, computing, nbytes, placement)
-
-    def _placement(self, addresses: tuple[int, ...], nbytes: float) -> float:
-        """The spread of placements as on an H100: 2.1 % up to 6 MiB, 0.37 % for 96 MiB."""
-        if not nbytes:  # all beyond the link
-            return 1.0
-        spread = 0.021 * min(1.0, (6 * MiB / nbytes) ** 0.626) * min(1.0, 96 * MiB / nbytes)
-        z = Random(repr((self._seed, addresses))).gauss(0.0, 1.0)
-        return math.exp(spread * min(3.0, max(-3.0, z)))
+        nbytes = elsewhere
+        nbytes += sum(use.lines for use in uses.values() if not use.allocation.kind.on_host)
+        placement, computing = 1.0, cycles / self.sheet.sm_clock
+        if nbytes:  # else all is beyond the link
+            # The spread of placements as on an H100: 2.1 % up to 6 MiB, 0.37 % for 96 MiB.
+            spread = 0.021 * min(1.0, (6 * MiB / nbytes) ** 0.626) * min(1.0, 96 * MiB / nbytes)
+            z = Random(repr((self._seed, addresses))).gauss(0.0, 1.0)
+            placement = math.exp(spread * min(3.0, max(-3.0, z)))
+        return Traffic(tuple(uses.values()), chain, computing, elsewhere, nbytes, placement)
 
     def kernel(self, traffic: Traffic, window: WindowSpec | None = None) -> float:
         """Return the seconds of a launch; leave L2 and pages as the launch leaves them."""
-        faults = dram = l2 = link = 0.0
+        faults = l2 = link = 0.0
+        dram = traffic.elsewhere
         for use in traffic.uses:
             pages = self.pages.get(id(use.allocation))
             if pages is not None:

@@ -119,6 +119,21 @@ def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> N
     assert log[:3] == log[-3:] == ["restore", "launch", "check"]
 
 
+def test_declared_bytes_take_time_on_the_simulated_device(bench: Bench) -> None:
+    table = np.zeros(4 * MiB, "u1")
+    declared: list[dict[str, Any]] = [
+        {"moved": 512 * MiB, "reads": (), "writes": ()},
+        {"moved": 512 * MiB},  # of which 2 MiB lie in buffers
+        {"reads": [table] * 128, "writes": ()},  # no buffers
+    ]
+    for fields in declared:
+        with naming(list(fields)):
+            taken = bench.case(with_(**fields))
+            assert taken.bandwidth is not None
+            peak = bench.device.facts.dram_peak
+            assert 0.85 * peak < taken.bandwidth < 0.95 * peak
+
+
 def no() -> None:
     raise AssertionError("the sums differ")
 
