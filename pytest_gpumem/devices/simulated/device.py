@@ -90,7 +90,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             raise Unsupported("a function without reference= does not run on the simulated device")
         code = ""
         if self._timeline.steps is not None:
-            code = f"{_code_of(foreign.function)} {_code_of(reference)} {foreign.accesses}"
+            code = f"{_code_of(foreign.function)} {_code_of(reference)}"
         shape = LaunchShape(8 * self._roofline.facts.sm_count, 256)
         traffic = self._roofline.traffic(foreign.accesses, elsewhere=foreign.elsewhere)
         step = _kernel_step("reference", shape, code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby, pairwise, product
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_declared_bytes_take_time_on_the_simulated_device(bench: Bench) -> None:
             assert taken.bandwidth is not None
             peak = bench.device.facts.dram_peak
             assert 0.85 * peak < taken.bandwidth < 0.95 * peak
+
+
+def test_other_sizes_are_no_other_code(bench: Bench) -> None:
+    def build(memory: Memory, nbytes: int) -> Case:
+        return scaling(memory, reads=[memory.device(nbytes)])
+
+    small, large = (bench.case(partial(build, nbytes=n), ran=True).what_ran for n in (MiB, 2 * MiB))
+    assert small is not None
+    assert small == large
 
 
 def no() -> None:
