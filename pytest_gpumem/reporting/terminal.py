@@ -13,7 +13,7 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import Settings
-from pytest_gpumem.units import format_bytes, format_rate
+from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -119,6 +119,11 @@ def hanging(first: str, words: str, width: int) -> list[str]:
 
 # The header of a session
 
+_PLAN = (
+    *("mode", "sampler", "placements", "precision", "budget", "total_budget", "processes"),
+    *("max_regression", "min_bandwidth", "max_latency", "strict"),
+)
+
 
 def header(
     facts: DeviceFacts,
@@ -133,7 +138,14 @@ def header(
     if facts.simulated:
         why = f" ({fallback_reason})" if fallback_reason else ""
         device = f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
-    plan = _plan(settings)
+    parts = []
+    for name in _PLAN:
+        value = settings.get(name)
+        if value is not None and (name == "mode" or value != Settings._field_defaults.get(name)):
+            if isinstance(value, float):
+                value = format_share(value) if name == "precision" else format_time(value)
+            parts.append(f"{name} {value}".removesuffix(" True"))
+    plan = ", ".join(parts)
     if baseline:
         plan += f"; baseline: {baseline}"
     lines = [f"gpumem: {device}"]
@@ -159,19 +171,4 @@ def device_text(facts: DeviceFacts) -> str:
         parts.append("MPS on")
     if facts.link:
         parts.append(facts.link)
-    return ", ".join(parts)
-
-
-_PLAN = (
-    *("mode", "sampler", "placements", "precision", "budget", "total_budget", "processes"),
-    *("max_regression", "min_bandwidth", "max_latency", "strict"),
-)
-
-
-def _plan(settings: Mapping[str, object]) -> str:
-    parts = []
-    for name in _PLAN:
-        value = settings.get(name)
-        if value is not None and (name == "mode" or value != Settings._field_defaults.get(name)):
-            parts.append(f"{name} {value}".removesuffix(" True"))
     return ", ".join(parts)

@@ -217,6 +217,10 @@ def test_the_header_names_the_device_and_what_is_not_the_default(facts: DeviceFa
     first, second = header(facts, {"mode": "hot", "placements": 3}, "none in x")
     assert first.startswith("gpumem: NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0, peak ")
     assert second == "  mode hot, placements 3; baseline: none in x"
+    floats = {"mode": "hot", "precision": 0.005, "budget": 0.05, "total_budget": 600.0}
+    assert header(facts, floats)[1] == (
+        "  mode hot, precision 0.500 %, budget 50.00 ms, total_budget 600.0 s"
+    )
     assert ", MIG 1g.10gb" in header(replace(facts, mig_profile="1g.10gb"), {})[0]
     assert "peak unknown" in header(replace(facts, dram_peak=0.0), {})[0]
     throttled = Conditions(throttle_reasons=("sw_power_cap",), other_processes=2)
