@@ -377,7 +377,7 @@ def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> tupl
     if target.device.launches_wait():
         return "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device"
     if target.waits:
-        return "host", by_host("the host takes part (a copy of pageable memory)")
+        return "host", by_host("the host takes part")
     if target.managed:
         return "blocked", "managed pages are put back before every sample"
     if mode == "hot" and not target.restores:

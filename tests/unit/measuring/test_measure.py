@@ -17,6 +17,7 @@ from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.measure import PROFILED_SAMPLES
+from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.measurement import worst
@@ -106,6 +107,11 @@ def test_what_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench) -> None:
 def test_every_launch_may_wait_as_under_a_debugger(bench: Bench) -> None:
     bench.device.before("kernels.launch", lambda *_, **__: bench.device.timeline.wait(None))
     assert triad(bench).sampler == "host"
+
+
+def test_work_of_the_host_is_no_copy(bench: Bench) -> None:
+    taken = bench.take(Works(bench.memory).host(lambda: sum(range(1000)), "sum"))
+    assert taken.sampler_reason == "the host takes part: wall-clock time, launch latency included"
 
 
 @pytest.mark.parametrize(("mode", "waits_at"), [("clean-cold", 20), ("hot", 60)])
