@@ -32,7 +32,7 @@ from pytest_gpumem.devices.memory_kinds import (
     MemoryKind,
     WindowSpec,
 )
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Role
+from pytest_gpumem.kernels.kernel import Call, Kernel, LaunchShape, Role
 from pytest_gpumem.records.device import Conditions, DeviceFacts
 from pytest_gpumem.records.what_ran import PageCounts, WhatRan
 from pytest_gpumem.units import short_bytes
@@ -119,8 +119,8 @@ class Foreign:
     function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
     """Does its work on host views of the buffers, for the simulated device."""
-    accesses: Sequence[tuple[Access, Allocation]] = ()
-    """Accesses of a run, and the memory that they touch, for simulated times."""
+    touched: Sequence[tuple[Allocation, int]] = ()
+    """Memory that a run touches, and bytes of it, for simulated times."""
     elsewhere: int = 0  # bytes that a run moves besides
     on_simulated: bool = False  # it calls only methods of `Device`
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from pytest_gpumem.devices.memory_kinds import PLENTY
 from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
-from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel, check_stream
 from pytest_gpumem.measuring.target import KernelTarget, Target, WrongResult, out_of_memory, padding
 from pytest_gpumem.measuring.works import Work
@@ -26,8 +25,6 @@ from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import QuantityError, parse_bytes
 
-READ: Literal["read"] = "read"
-WRITE: Literal["write"] = "write"
 NO_ARGUMENTS = "is a function without arguments"
 
 
@@ -157,16 +154,14 @@ class _CodeTarget(Target):
         self, function: Callable[[], object], reference: Callable[[], object] | None
     ) -> Foreign:
         """Return a function with the buffers that it touches, where they are now."""
-        accesses, elsewhere = [], 0
+        touched, elsewhere = [], 0
         if self.moved_bytes is not None:
             elsewhere = self.moved_bytes.total
-        for role, arrays in (READ, self._reads), (WRITE, self._writes):
-            for array in arrays:
-                if isinstance(array, Buffer):
-                    access = Access(role, role, array.nbytes, array.nbytes)
-                    accesses.append((access, array.allocation))
-                    elsewhere -= array.nbytes
-        return Foreign(function, reference, accesses, max(0, elsewhere), self._on_simulated)
+        for array in (*self._reads, *self._writes):
+            if isinstance(array, Buffer):
+                touched.append((array.allocation, array.nbytes))
+                elsewhere -= array.nbytes
+        return Foreign(function, reference, touched, max(0, elsewhere), self._on_simulated)
 
     def _poison(self, stream: Stream) -> None:
         inputs = [id(array) for array in self._reads]

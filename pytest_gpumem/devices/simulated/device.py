@@ -27,7 +27,7 @@ from pytest_gpumem.devices.simulated.memory import (
 )
 from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Operation, Timeline
-from pytest_gpumem.kernels.kernel import LaunchShape, Role, fingerprint
+from pytest_gpumem.kernels.kernel import Access, LaunchShape, Role, fingerprint
 from pytest_gpumem.records.device import Conditions
 from pytest_gpumem.records.what_ran import PageCounts, Step, WhatRan, argument_text, what_ran
 
@@ -92,7 +92,10 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
         if self._timeline.steps is not None:
             code = f"{_code_of(foreign.function)} {_code_of(reference)}"
         shape = LaunchShape(8 * self._roofline.facts.sm_count, 256)
-        traffic = self._roofline.traffic(foreign.accesses, elsewhere=foreign.elsewhere)
+        accesses = []
+        for memory, nbytes in foreign.touched:  # direction does not matter
+            accesses.append((Access("", "read", nbytes, nbytes), memory))
+        traffic = self._roofline.traffic(accesses, elsewhere=foreign.elsewhere)
         step = _kernel_step("reference", shape, code)
         self._queue((reference, traffic, step), stream, None, 2 * LAUNCH)
 

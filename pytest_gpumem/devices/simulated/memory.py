@@ -173,10 +173,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         if name != "numpy":
             raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {name}")
         if allocation.kind.on_device:
-            raise Unsupported(
-                "NumPy cannot see device memory; choose managed or pinned memory, or another "
-                "library"
-            )
+            raise Unsupported("NumPy cannot see device memory; choose managed or pinned memory")
         if allocation.kind.managed:
             self._touched_by_host(allocation)
         size, row = math.prod(shape), math.prod(shape[1:])

@@ -116,7 +116,7 @@ class Traffic:
     uses: tuple[Use, ...]
     chain: float  # dependent accesses to its first array, in series
     computing: float  # seconds for which the SMs are busy
-    elsewhere: float  # bytes of device memory that are no buffer's
+    elsewhere: float  # bytes of device memory outside buffers
     nbytes: float  # of device memory, in all
     placement: float  # factor of its time for where the buffers lie
 
