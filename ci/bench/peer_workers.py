@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from triad_bench import SCALAR, TriadBench, cuda_index
+from triad_bench import SCALAR, TriadBench
 
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.measuring.measure import Plan
@@ -271,7 +271,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
-    bench = TriadBench(choose(job["device"]), index=cuda_index(job["device"]))
+    bench = TriadBench(choose(job["device"]))
     cases = PEERS[job["peer"]](bench, job["mib"])
     bench.close()
     answers.write(json.dumps({"cases": cases}) + "\n")

@@ -18,6 +18,7 @@ import pytest_gpumem
 from pytest_gpumem.devices.errors import NoDevice
 from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.options import device_choice
 from pytest_gpumem.records.device import DeviceFacts
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,10 @@ def record_parser(doc: str | None, *, device: str | None = "cuda") -> argparse.A
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     if device is not None:
         parser.add_argument(
-            "--device", default=device, help="as --gpumem-device (default: %(default)s)"
+            "--device",
+            type=device_choice,
+            default=device,
+            help="as --gpumem-device (default: %(default)s)",
         )
     return parser
 

@@ -95,7 +95,7 @@ def main() -> int:
     arguments, options = parser.parse_known_args()
     options.append(f"--gpumem-device={arguments.device}")
     first, step = map(int, arguments.part.split("/"))
-    survives = "needs a GPU" if arguments.device == "simulated" else "SURVIVES"
+    survives = "needs a GPU" if arguments.device.startswith("sim") else "SURVIVES"
     counts = Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(Path(folder), options)

@@ -23,21 +23,15 @@ SCALAR = 3.0
 """a = b + 3 c."""
 
 
-def cuda_index(choice: str) -> int:
-    """The CUDA device number in "cuda:1", "cuda" or "auto"."""
-    return int(choice.partition(":")[2] or 0)
-
-
 class TriadBench:
     """An open device with nothing on it.
 
     Args:
         chosen: its context is created here.
-        index: the CUDA device number, which other libraries want to be told.
     """
 
-    def __init__(self, chosen: DeviceChoice, *, index: int) -> None:
-        self.index = index
+    def __init__(self, chosen: DeviceChoice) -> None:
+        self.index = chosen.index or 0  # which other libraries want to be told
         self.device = chosen.open()
         self.arena = Arena(self.device, seed=0)
         self.triad = Kernels(self.device).triad

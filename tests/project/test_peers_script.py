@@ -42,7 +42,7 @@ def test_the_whole_script_on_the_simulated_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "peers.json"
-    options = "--device sim --peers gpumem --sizes 4096 --processes 1 --json"
+    options = "--device simulated:h100 --peers gpumem --sizes 4096 --processes 1 --json"
     common = (*options.split(), str(file))
     assert run_script(monkeypatch, *common) == 0
     held = json.loads(file.read_text())
@@ -68,7 +68,7 @@ def test_the_whole_script_on_the_simulated_device(
 
 @pytest.fixture
 def bench() -> Any:
-    made = TriadBench(choose("sim"), index=0)
+    made = TriadBench(choose("sim"))
     yield made
     made.close()
 
