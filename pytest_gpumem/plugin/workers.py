@@ -133,7 +133,9 @@ class Workers:
         self._carries: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {}
         self.folder = (given(config) or {}).get("folder") or ""
         """The folder of the files of `isolation.last_words`, if there are workers."""
-        if not self.folder and in_parts(config):  # the controller, or on another machine
+        if isinstance(base, str):  # the gate's folder: it may kill this process
+            self.folder = os.path.dirname(base)
+        elif not self.folder and in_parts(config):  # the controller, or on another machine
             folder = tempfile.TemporaryDirectory(prefix="gpumem-")
             config.add_cleanup(folder.cleanup)
             self.folder = folder.name

@@ -140,6 +140,7 @@ def running(
             yield process
         except BaseException:
             process.kill()
+            print(flush=True)  # ends its line of progress
             raise
     sys.stderr.write(errors.read_text(errors="replace"))
 

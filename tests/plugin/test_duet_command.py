@@ -149,17 +149,18 @@ def test_interrupted_it_prints_what_is_decided_and_removes_everything(
             assert ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_a_gate_that_is_stopped_in_its_session_says_so(project: Project) -> None:
+def test_a_gate_that_is_stopped_in_its_session_says_so_and_leaves_nothing(project: Project) -> None:
     begun = project.folder.parent / "begun"
     waits = f"    open({str(begun)!r}, 'w').close()\n    threading.Event().wait()\n"
     project.write("test_it.py", f"import threading\n{TESTS}\ndef test_x():\n{waits}")
     project.commit()
-    process = project.start("gate", "main", "--", "-s")
+    process = project.start("gate", "main", "--", "-s", stderr=subprocess.STDOUT)
     until(begun.exists, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    said, _ = process.communicate()
     assert process.returncode == 130, said
     assert "gpumem gate: stopped, no verdict" in said.splitlines(), said
+    assert not list(project.temporary.glob("gpumem-*"))
 
 
 def test_a_gate_that_is_stopped_in_its_duet_leaves_no_results_to_accept_from(
