@@ -226,7 +226,7 @@ def _of_row(ending: Ending) -> tuple[Status, str]:
         return LOST, ending.reason
     if ending.how == "failed" or ending.how in _NO_RESULT:
         return LOST, f"its test {ending.reason or ending.how}"
-    return _not_run(ending, "its")
+    return _not_run(ending)
 
 
 def _of_limit(name: str, ending: Ending) -> tuple[Status, str]:
@@ -235,12 +235,12 @@ def _of_limit(name: str, ending: Ending) -> tuple[Status, str]:
         return UNDECIDED, f"the test {ending.how} and {nothing}"
     if ending.base_too:
         return NOT_RUN, ending.reason
-    return _not_run(ending, "the")
+    return _not_run(ending)
 
 
-def _not_run(ending: Ending, its: str) -> tuple[Status, str]:
+def _not_run(ending: Ending) -> tuple[Status, str]:
     if ending.how == "gone":
-        return LOST, f"{its} test is no longer collected"
+        return LOST, "its test is no longer collected"
     return LOST if ending.in_base else NOT_RUN, ending.reason or ending.how
 
 

@@ -38,8 +38,7 @@ class Check:
         return LimitResult(self.name, outcome, code, reason)
 
     def new(self, why: str) -> LimitResult:
-        reason = f"{self.limit} has nothing to compare with: {why}"
-        return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
+        return self.finding(Outcome.NEW, f"nothing to compare with: {why}", Code.NO_BASELINE)
 
     def not_judged(
         self, why: str, code: Code | None = None, outcome: Outcome = Outcome.UNDECIDED

@@ -32,6 +32,7 @@ from pytest_gpumem.units import counted
 
 LISTED = 20  # lost measurements that are listed; the results have all
 EXPLAINED = 5  # rows and tests that a conclusion names
+THINGS = {ROW: "measurement", TEST: "test"}  # others are limits
 COLOURS: Mapping[int, str] = {
     Exit.FINE: "green",
     Exit.FAILED: "red",
@@ -248,24 +249,40 @@ def counts_text(rows: Sequence[Row]) -> str:
     return "; ".join(parts)
 
 
+def grouped(entries: Iterable[tuple[str, str, str, str]]) -> list[str]:
+    """A line for all that differ in the key alone: "NEW 3 rows, such as t.py::a: no baseline".
+    Each entry: "NEW", "row", "t.py::a", "no baseline".
+    """
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for before, thing, key, reason in entries:
+        groups.setdefault((before, thing, reason), []).append(key)
+    lines = []
+    for (before, thing, reason), keys in groups.items():
+        which = keys[0]
+        if len(keys) > 1:
+            which = f"{counted(len(keys), thing)}, such as {which}"
+        lines.append(f"{before} {which}: {reason}")
+    return lines
+
+
 def missing_lines(missing: Sequence[Omission]) -> list[str]:
     names = {LOST: "lost", ACCEPTED: "accepted", UNDECIDED: "not judged"}
-    things = {ROW: "measurement of the baseline", TEST: "test"}
     crashed: dict[str, set[str]] = defaultdict(set)
-    not_run: dict[str, Counter[str]] = defaultdict(Counter)
+    not_run = []
     listed: dict[str, list[str]] = defaultdict(list)
     for omission in missing:
         reason, lost = omission.reason, omission.status == LOST
+        thing = THINGS.get(omission.what, "limit")
+        key = omission.key + (f", {omission.what}" if thing == "limit" else "")
         if omission.status == NOT_RUN:
-            not_run[things.get(omission.what, "limit")][reason] += 1
+            not_run.append(("not run:", thing, key, reason))
         elif lost and omission.how == "not reached":
             crashed["not reached, because the session ended before"].add(omission.nodeid)
         elif lost and omission.how == "did not run":
             crashed[f"did not run because {reason}"].add(omission.nodeid)
         else:
             name = names[omission.status]
-            limit = "" if omission.what in things else f", {omission.what}"
-            listed[name].append(f"{name}: {omission.key}{limit}: {reason}")
+            listed[name].append(f"{name}: {key}: {reason}")
     lines = []
     for why, tests in crashed.items():
         count = counted(len(tests), "test")
@@ -274,8 +291,4 @@ def missing_lines(missing: Sequence[Omission]) -> list[str]:
         lines += entries[:LISTED]
         if len(entries) > LISTED:
             lines.append(f"{name}: {len(entries) - LISTED} further")
-    for thing, reasons in not_run.items():
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        what, _, of = thing.partition(" ")
-        lines.append(f"not run: {counted(reasons.total(), what)} {of}".rstrip() + f" ({counts})")
-    return lines
+    return lines + grouped(not_run)

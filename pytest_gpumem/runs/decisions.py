@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import fmean
@@ -22,15 +22,19 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import (
     ACCEPTED,
-    ROW,
-    TEST,
     UNDECIDED,
     LimitResult,
     Omission,
     PairedChange,
     Row,
 )
-from pytest_gpumem.reporting.conclusion import Conclusion, failing_text, missing_lines
+from pytest_gpumem.reporting.conclusion import (
+    THINGS,
+    Conclusion,
+    failing_text,
+    grouped,
+    missing_lines,
+)
 from pytest_gpumem.units import counted, parse_bytes, parse_growth
 
 BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
@@ -241,10 +245,15 @@ def conclude(
         states[state_of(row, new)].append(row)
     failures, unrun = head.failures, head.unrun
     errors = {nodeid: why for nodeid, why in failures.items() if nodeid not in unrun}
-    remarks = [*_looser_lines(looser), *missing_lines(missing)]
-    remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
+    reasons = []
+    for key, limit, was, now in looser:
+        words = f"{limit} {was} → {now or 'none'} in this change ({was} holds)"
+        reasons.append(("limit of", "test", key, words))
+    for row in states[State.NEW]:
+        reasons.append(("NEW", "row", row.key, "base does not have it"))
     for row in (*states[State.OPEN], *states[State.ACCEPTED]):
-        remarks.append(f"{row.verdict.outcome.word} {row.key}: {row.verdict.reason}")
+        reasons.append((row.verdict.outcome.word, "row", row.key, row.verdict.reason))
+    remarks = missing_lines(missing) + grouped(reasons)
     all_rows = counted(len(rows), "row")
 
     def end(code: int, *causes: str) -> Conclusion:
@@ -302,8 +311,7 @@ def conclude(
     if strict and not causes:
         no_pass = sum(len(states[state]) for state in NO_PASS)
         if no_pass:
-            verb = "is" if no_pass == 1 else "are"
-            causes.append(f"under --strict, {no_pass} of {all_rows} {verb} no PASS")
+            causes.append(f"under --strict, {no_pass} of {all_rows} without a PASS")
         elif simulated:
             causes.append("under --strict, the device is simulated")
     if causes:
@@ -328,28 +336,10 @@ def conclude(
     return end(Exit.FINE, text)
 
 
-def _looser_lines(looser: Iterable[LooserLimit]) -> list[str]:
-    """Return a line for each loosened limit; tests with the same change share it."""
-    tests: dict[tuple[str, str, str | None], list[str]] = {}
-    for change in looser:
-        tests.setdefault((change.limit, change.was, change.now), []).append(change.key)
-    lines = []
-    for (limit, was, now), keys in tests.items():
-        which = keys[0] if len(keys) == 1 else counted(len(keys), "test")
-        lines.append(
-            f"limit of {which}: {limit} {was} → {now or 'none'} in this change ({was} holds)"
-        )
-    return lines
-
-
 def _lost(missing: Sequence[Omission]) -> list[str]:
-    """Such as "1 measurement of the baseline and 2 tests lost"; empty if nothing is."""
-    kinds = {ROW: "measurement", TEST: "test"}
-    counts = Counter(kinds.get(omission.what, "limit") for omission in lost(missing))
-    parts = []
-    for kind, of in (("measurement", " of the baseline"), ("test", ""), ("limit", "")):
-        if counts[kind]:
-            parts.append(counted(counts[kind], kind) + of)
+    """Such as "1 measurement and 2 tests lost"; empty if nothing is."""
+    counts = Counter(THINGS.get(omission.what, "limit") for omission in lost(missing))
+    parts = [counted(count, thing) for thing, count in counts.items()]
     return [f"{' and '.join(parts)} lost"] if parts else []
 
 

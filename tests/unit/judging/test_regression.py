@@ -115,7 +115,7 @@ def test_why_there_is_no_reference(bench: Any, endless: DeviceFacts) -> None:
     now = bench.measurement()
     new = judge(now, ONE_PERCENT, endless, [])
     assert (new.outcome, new.code) == (Outcome.NEW, Code.NO_BASELINE)
-    assert new.reason.endswith("has nothing to compare with: the baseline holds no such row")
+    assert new.reason == "nothing to compare with: the baseline holds no such row"
     other = judge(now, ONE_PERCENT, endless, [bench.measurement(sampler="host")])
     assert (other.outcome, other.code) == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
     assert "sampler host → held, so a new reference begins" in other.reason

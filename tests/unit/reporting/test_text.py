@@ -246,7 +246,7 @@ def test_what_was_not_judged_is_listed_or_counted() -> None:
         "--gpumem-isolate runs them all the same",
         "lost: t.py::test_d: it measured nothing",
         "not judged: t.py::test_e, max_latency: nothing measured",
-        "not run: 1 measurement of the baseline (1 deselected)",
+        "not run: t.py::test_f: deselected",
     ]
 
 

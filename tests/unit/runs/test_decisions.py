@@ -355,7 +355,7 @@ def test_what_was_not_judged() -> None:
         end = concluded(row(), missing=[missing])
         assert end.code == code
         if code == Exit.FAILED:
-            assert end.causes == ("1 measurement of the baseline lost",)
+            assert end.causes == ("1 measurement lost",)
         if status == "accepted":
             assert conclusion_lines(end, 500)[0] == "green: 1 row; 1 lost row accepted"
 
@@ -408,17 +408,18 @@ def test_strict_takes_a_pass_of_every_row_on_a_real_gpu() -> None:
     assert simulated.causes == ("under --strict, the device is simulated",)
     new = row(Code.NO_BASELINE, delta=None)
     assert concluded(new, row(name="b"), new=[ROW_A], strict=True).causes == (
-        "under --strict, 1 of 2 rows is no PASS",
+        "under --strict, 1 of 2 rows without a PASS",
     )
 
 
 def test_what_is_open_and_what_is_new_has_a_line() -> None:
-    end = concluded(row(Code.NOISY), row(Code.NO_BASELINE, "n", delta=None), new=["t.py::n"])
+    new = [row(Code.NO_BASELINE, name, delta=None) for name in "nm"]
+    end = concluded(row(Code.NOISY), *new, new=["t.py::n", "t.py::m"])
     assert end.remarks == (
-        "new, base does not have it: t.py::n",
+        "NEW 2 rows, such as t.py::n: base does not have it",
         "UNDECIDED t.py::a: said by the screen of a",
     )
-    assert end.causes == ("1 of 2 rows open",)
+    assert end.causes == ("1 of 3 rows open",)
 
 
 def test_what_is_accepted_is_never_the_bare_green() -> None:
@@ -436,7 +437,7 @@ def test_tests_with_the_same_looser_limit_share_a_line() -> None:
         LooserLimit("t.py::b", "max_peak", "1 MiB", "2 MiB"),
     ]
     assert concluded(row(), looser=changes).remarks == (
-        "limit of 2 tests: max_latency 1 us → none in this change (1 us holds)",
+        "limit of 2 tests, such as t.py::a: max_latency 1 us → none in this change (1 us holds)",
         "limit of t.py::b: max_peak 1 MiB → 2 MiB in this change (1 MiB holds)",
     )
 
