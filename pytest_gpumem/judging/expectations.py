@@ -277,7 +277,7 @@ def excused(
     after = []
     for omission in missing:
         if may_be_excused(omission) and omission.nodeid in skipped_in_base:
-            reason = f"{name} skips it too"
+            reason = f"skipped in {name} too"
             after.append(replace(omission, status=NOT_RUN, reason=reason, base_too=True))
         else:
             after.append(omission)

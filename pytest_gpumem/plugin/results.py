@@ -137,7 +137,9 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
         spent, total = format_time(ledger.spent), format_time(ledger.total)
         lines.append(f"budget: {spent} of {total} spent on measuring")
     # Not wrapped: some end with a command to copy.
-    lines += [*missing_lines(gpu.missing), *gpu.remarks]
+    if gpu.announces:  # else the gate does, which knows what BASE skips
+        lines += missing_lines(gpu.missing)
+    lines += gpu.remarks
     conclusion = _conclusion(gpu) if gpu.announces else None
     if conclusion is not None:
         lines += conclusion_lines(conclusion, columns())
