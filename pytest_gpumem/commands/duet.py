@@ -93,13 +93,17 @@ def duet(
     wanted = RowFilter(frozenset(tests) if tests else None)
     sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
-        code, _ = play(
+        code, run = play(
             {BASE: first, HEAD: second},
             wanted,
             pytest_arguments,
             max_regression=max_regression,
             file=file,
             strict=strict,
+        )
+    if not run.rows:
+        click.echo(
+            "nothing was measured: no test among those that were selected measures on the GPU"
         )
     if file is not None:
         click.echo(printable(f"wrote {file}"))
@@ -133,10 +137,6 @@ def play(
     code = exit_code(run, strict=strict or "--gpumem-strict" in arguments)
     seconds = time.monotonic() - begun
     click.echo(_text(run, seconds))
-    if not run.rows and not stopped:
-        click.echo(
-            "nothing was measured: no test among those that were selected measures on the GPU"
-        )
     if file is not None:
         requested = {
             "tests": sorted(wanted.tests or ()),

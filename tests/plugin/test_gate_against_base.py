@@ -214,6 +214,7 @@ def test_a_skip_in_the_body_is_a_loss_unless_base_skips_too(gate: Gate) -> None:
     assert "one pair of processes, for the skips of BASE" in text
     assert "not run: test_it.py::test_skips_with_a_limit: skipped in origin/main too" in text
     assert "lost: " not in text
+    assert "nothing was measured" not in text
     skips = replaced(
         "def test_memory(device_buffer):",
         'def test_memory(device_buffer):\n    pytest.skip("not today")',
