@@ -8,7 +8,7 @@ from typing import Final, Literal
 from msgspec import field
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records import Count, NotNegative, Record, key_of
+from pytest_gpumem.records import Count, LaunchTime, NotNegative, Record, key_of
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement
@@ -61,8 +61,8 @@ class PairedChange(Record, frozen=True):
     low: float  # Lower bound, one-sided at 99.9 %: what FAIL rests on
     high: float  # Upper bound, one-sided: what PASS rests on
     pairs: int  # Pairs of processes
-    base: NotNegative | None = None  # Seconds of base: the median of its processes
-    head: NotNegative | None = None  # Seconds of head, likewise
+    base: LaunchTime | None = None  # Seconds of base: the median of its processes
+    head: LaunchTime | None = None  # Seconds of head, likewise
 
 
 class LimitResult(Record, frozen=True):

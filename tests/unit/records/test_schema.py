@@ -219,6 +219,7 @@ def test_what_does_not_fit_is_refused_with_its_path() -> None:
         ([*PLACEMENTS, 1, 2], "x", r"\$\.measurement\.placements\[1\]\[2\]: 'x'; expected `float`"),
         (PLACEMENTS, [], r"placements: \[\]; expected `array` of length >= 1"),
         ([*PLACEMENTS, 0, 0], 0.0, r"placements\[0\]\[0\]: 0.0; expected `float` >= 1e-12"),
+        (["verdict", "paired", "head"], 0.0, r"paired.head: 0.0; expected `float` >= 1e-12"),
         ([*PLACEMENTS, 0, 0], math.nan, r"placements\[0\]\[0\]: nan is not a finite"),
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09; expected `float` >= 0"),
         (["measurement", "moved_bytes", "reads"], 10**400, r"reads: 1000.*000; expected `int` <= "),
