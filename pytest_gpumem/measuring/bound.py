@@ -99,8 +99,7 @@ class BoundKernel:
     def arguments(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], arena: Arena | None = None
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
-        """Return buffers and scalars by parameter name. `arena`: finds the buffers of arrays.
-        Raises `BadCall`."""
+        """Return buffers and scalars by name. `arena` finds those of arrays. Raises `BadCall`."""
         parameters = self.kernel.parameters
         signature = f"{self.name}({', '.join(parameter.name for parameter in parameters)})"
         try:
@@ -113,19 +112,19 @@ class BoundKernel:
         for parameter in parameters:
             name = parameter.name
             value = given.arguments[name]
-            if arena is not None:
-                value = arena.taken(value)
             if parameter.role is Role.SCALAR:
                 if isinstance(value, bool) or not isinstance(value, Real):
                     raise BadCall(f"{signature}: {name!r} is a number, not {value!r}")
                 values[name] = int(value) if isinstance(value, Integral) else float(value)
-            elif isinstance(value, Buffer):
-                buffers[name] = value
-            else:
+                continue
+            if arena is not None:
+                value = arena.taken(value)
+            if not isinstance(value, Buffer):
                 raise BadCall(
                     f"{signature}: {name!r} is a buffer from a fixture such as device_buffer, not "
                     f"{type(value).__name__}"
                 )
+            buffers[name] = value
         # The sources say __restrict__, and a check that poisons an output would poison the input.
         for parameter in parameters:
             if parameter.role in (Role.WRITE, Role.UPDATE):

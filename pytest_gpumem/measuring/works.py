@@ -115,7 +115,6 @@ class Works:
         if not isinstance(kernel, BoundKernel):
             raise BadCall(f"{kernel!r} is no kernel of gpu_kernels")
         buffers, values = kernel.arguments(arguments, scalars, self._arena)
-        kernel.fill(buffers, self._arena.stream)
         return self._launching(kernel, buffers, values, kernel.name)
 
     def _launching(
@@ -131,6 +130,7 @@ class Works:
         device, persisting = self.device, kernel.persisting
         launch = kernel.launch(buffers, values)
         device.kernels.compile(launch)
+        kernel.fill(buffers, self._arena.stream)
         launches: list[Launch] = []
 
         def bind() -> None:

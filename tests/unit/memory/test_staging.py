@@ -201,6 +201,13 @@ def test_a_kernel_takes_arrays_of_a_library(memory: Memory) -> None:
     assert work.moved_bytes.writes == array.nbytes
 
 
+def test_a_refused_call_leaves_the_users_own_arrays(memory: Memory) -> None:
+    own = np.ones(1024, "i4")
+    with pytest.raises(BadCall, match="out takes one index, it has 2 elements"):
+        launched(memory, "chase", own, memory.device((2,), "i4"), 10)
+    assert (own == 1).all()
+
+
 def test_a_wrong_result_is_seen() -> None:
     memory = Memory(Arena(CountedDevice(), seed=7))
     stream, target = memory.arena.device.streams.create(), memory.device((1000,))
@@ -228,6 +235,10 @@ def test_work_that_cannot_be() -> None:
         (lambda m: Works(m).in_turn(m.device(512)), "Buffer is no work of gpu_work"),
         (lambda m: Works(m).after(Works(m).host(print), m.device(512)), "Buffer is no work"),
         (lambda m: Works(m).kernel(m.device(512)), "is no kernel of gpu_kernels"),
+        (
+            lambda m: launched(m, "elementwise", m.device(512), np.array(3)),
+            r"'rounds' is a number, not array\(3\)",
+        ),
         (lambda m: staged(m, 4096, 0), "n_streams=0"),
         (lambda m: Works(m).staged(2, 4096, chunks=0), "chunks=0; accepted is a whole number"),
         (lambda m: Works(m).staged(2, 4096, rounds=0), "elementwise: rounds is 0"),
