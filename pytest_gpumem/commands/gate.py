@@ -51,6 +51,7 @@ from pytest_gpumem.reporting.conclusion import (
     more,
     renamed,
     seen_from,
+    session_of,
 )
 from pytest_gpumem.reporting.details import name_and_driver
 from pytest_gpumem.reporting.row import figures
@@ -260,7 +261,6 @@ def _write_results(path: Path, results: ResultFile, conclusion: Conclusion) -> N
 def _advice(
     conclusion: Conclusion, gate: Gate, left_out: Acceptances, *, uncounted: bool
 ) -> list[str]:
-    """How to repeat, repair and accept what makes a gate red."""
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
@@ -332,9 +332,7 @@ def _repeat(gate: Gate, failing: Sequence[Row]) -> Iterator[str]:
             words += ["--", *arguments]
         yield shlex.join(words) + more(tests)
     if in_session:
-        words = [word for word in gate.arguments if word not in gate.of_head.paths]
-        words += list(in_session)[:EXPLAINED]
-        yield shlex.join(["pytest", "--gpumem", *words]) + more(in_session)
+        yield session_of(in_session, ["--gpumem", *gate.arguments], gate.of_head.paths)
 
 
 def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:

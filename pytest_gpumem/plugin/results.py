@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,7 +40,6 @@ from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, Omission
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.conclusion import (
-    EXPLAINED,
     Conclusion,
     Run,
     advice,
@@ -50,6 +48,7 @@ from pytest_gpumem.reporting.conclusion import (
     missing_lines,
     more,
     seen_from,
+    session_of,
 )
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import profiled_lines, table
@@ -156,7 +155,6 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
 
 
 def _conclusion(gpu: GpuSession) -> Conclusion | None:
-    """The conclusion of a session that fails by its verdicts, or None."""
     strict = gpu.settings.strict
     failing = []
     for row in gpu.rows:
@@ -179,11 +177,8 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
         if any(changes_of(row)):
             changed.append(row)
     accept = [command(row) + more(changed, 1) for row in changed[:1]]
-    again = ["pytest"]
-    for word in gpu.config.invocation_params.args:
-        if word not in (*gpu.config.option.file_or_dir, BY_NAME["save"].flag):
-            again.append(str(word))
-    repeat = [shlex.join([*again, *list(tests)[:EXPLAINED]]) + more(tests)]
+    without = (*gpu.config.option.file_or_dir, BY_NAME["save"].flag)
+    repeat = [session_of(tests, map(str, gpu.config.invocation_params.args), without)]
     steps = advice(repeat if failing else [], limits, accept)
     code = Exit.NO_VERDICT if gpu.broken and not failing else Exit.FAILED
     return Conclusion(
@@ -255,8 +250,6 @@ def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeatur
 
 
 class Endings:
-    """How the tests of a session ended."""
-
     def __init__(self, gpu: GpuSession, expected: ExpectationFeature, complete: bool) -> None:
         self._session, self._expected, self._complete = gpu, expected, complete
         # The options of the command line, without those of the ini file.
@@ -279,7 +272,6 @@ class Endings:
                     yield Expectation(nodeid, name)
 
     def omissions(self) -> Iterator[Omission]:
-        """What this session did not judge."""
         gpu = self._session
         ends, lost = dict[str, Ending](), set[str]()
         for expectation in self._expectations():
@@ -314,7 +306,6 @@ class Endings:
         return bool(value)
 
     def _ended(self, nodeid: str) -> Ending:
-        """How a test ended, and who left it out."""
         gpu, reports = self._session, self._session.rows.tests.get(nodeid)
         config, options, noted = gpu.config, self._options, self._expected
         if reports is not None and reports.end is not None:

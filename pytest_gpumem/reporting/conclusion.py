@@ -4,8 +4,9 @@ the terminal's output, `summary.md` and the page."""
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,6 +146,16 @@ def seen_from(folder: Path, test: str, origin: Path) -> str:
     """The name of a test in `origin` as it is in `folder`; a node id is of the root folder."""
     path, *names = test.split("::")
     return "::".join((os.path.relpath(origin / path, folder), *names))
+
+
+def session_of(tests: Collection[str], arguments: Iterable[str], paths: Collection[str]) -> str:
+    """The command of a session of `tests`, in place of those that `paths` among its words name."""
+    words, before = ["pytest"], ""
+    for word in arguments:
+        if word not in paths or before in ("-k", "-m", "--rootdir"):
+            words.append(word)
+        before = word
+    return shlex.join([*words, *list(tests)[:EXPLAINED]]) + more(tests)
 
 
 def advice(

@@ -34,6 +34,7 @@ from pytest_gpumem.reporting.conclusion import (
     missing_lines,
     renamed,
     run_lines,
+    session_of,
 )
 from pytest_gpumem.reporting.details import conditions_text, details
 from pytest_gpumem.reporting.row import asked_bandwidth, worst_first
@@ -103,6 +104,12 @@ def test_after_a_duet_the_times_are_those_that_it_measured(
     older = judged(PairedChange(0.5, 0.49, 0.51, 5))
     assert ", was " not in str(conclusion_lines(Conclusion(Exit.FAILED, [], [older]), 120))
     assert dict(details(older, facts))["change"] == "+50.0 %"
+
+
+def test_a_session_is_repeated_with_values_of_options_that_are_also_paths() -> None:
+    words = ["--rootdir", "gpu", "gpu", "-m", "gpu", "-x", "t.py", "-k", "gpu"]
+    repeat = session_of(["gpu/t.py::a[1 2]"], words, ["gpu", "t.py"])
+    assert repeat == "pytest --rootdir gpu -m gpu -x -k gpu 'gpu/t.py::a[1 2]'"
 
 
 def test_a_lost_test_beside_a_single_new_one_is_perhaps_renamed_whatever_its_parameters(
