@@ -119,7 +119,6 @@ class Reference:
 
     @property
     def latency(self) -> float:
-        """The geometric mean of its processes."""
         return math.exp(self.mean)
 
     def confidence(self, same_code: bool) -> float:
@@ -182,8 +181,6 @@ def gains_restart(reference: Reference, newest: Sequence[float], limit: float) -
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run against the reference of its row."""
-
     measurement: Measurement
     reference: Reference
     log_ratio: float  # mean of the run's log-latencies less the reference's
@@ -192,13 +189,14 @@ class ComparedRun:
     @property
     def comparison(self) -> Comparison:
         reach = self.reference.reach(self.same_code)
+        latency = fmean(corrected_logs([self.measurement])[0])
         return Comparison(
             change=math.expm1(self.log_ratio),
             reach=math.expm1(min(reach, FARTHEST)) if math.isfinite(reach) else None,
             days=self.reference.days,
             processes=self.reference.processes,
             same_code=self.same_code,
-            base=self.reference.latency,
+            base=math.exp(latency - self.log_ratio),
         )
 
     def limit(self, check: Check) -> float:

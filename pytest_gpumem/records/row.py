@@ -51,7 +51,7 @@ class Comparison(Record, frozen=True):
     days: int = 1  # UTC dates of the reference
     processes: int = 1  # Processes of the reference
     same_code: bool = False  # Every process of the reference ran the same machine code
-    base: NotNegative | None = None  # Seconds of the reference
+    base: NotNegative | None = None  # Seconds of the reference, with the row's overhead
 
 
 class PairedChange(Record, frozen=True):

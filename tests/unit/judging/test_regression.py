@@ -147,6 +147,10 @@ def test_latencies_are_corrected_to_the_mean_launch_overhead(bench: Any) -> None
 def test_a_verdict_has_the_latency_of_the_reference(bench: Any, endless: DeviceFacts) -> None:
     verdict = judge(bench.measurement(220e-6), Limits(), endless, [bench.run(100e-6, 1.21)])
     assert (verdict.base, verdict.change) == pytest.approx((110e-6, 1.0))
+    now, saved = bench.measurement(22e-6, overhead=12e-6), bench.measurement(20e-6, overhead=10e-6)
+    verdict = judge(now, Limits(), endless, [saved])
+    # As long as the row but for the launch overhead, which its latency contains.
+    assert (verdict.base, verdict.change) == pytest.approx((22e-6, 0.0))
 
 
 # The margin of absolute limits
