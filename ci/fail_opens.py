@@ -53,8 +53,8 @@ FAIL_OPENS = [
     ),
     (
         CORE,
-        'return LOST, f"{its} test is no longer collected"',
-        'return NOT_RUN, f"{its} test is no longer collected"',
+        'return LOST, "its test is no longer collected"',
+        'return NOT_RUN, "its test is no longer collected"',
     ),
     (CORE, 'return UNDECIDED, f"the test', 'return "accepted", f"the test'),
     (CORE, "return ending._replace(by_words=False, in_base=True)", "return ending"),
