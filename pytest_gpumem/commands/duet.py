@@ -65,9 +65,7 @@ REFUSED = {
     ),
 )
 @test_option
-@max_regression_option(
-    'Allowed slow-down of tests without a limit of their own, such as "1%" (default).'
-)
+@max_regression_option
 @base_python_option
 @file_option("--json", "Write verdicts and all processes as JSON.", "file")
 @click.option(
@@ -90,7 +88,7 @@ def duet(
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
     refuse(pytest_arguments, REFUSED)
-    wanted = RowFilter(frozenset(tests) if tests else None)
+    wanted = RowFilter(frozenset(tests))
     sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
         code, run = play(
@@ -102,9 +100,7 @@ def duet(
             strict=strict,
         )
     if not run.rows:
-        click.echo(
-            "nothing was measured: no test among those that were selected measures on the GPU"
-        )
+        click.echo("nothing was measured: no selected test measures on the GPU")
     if file is not None:
         click.echo(printable(f"wrote {file}"))
     return code
@@ -139,7 +135,7 @@ def play(
     click.echo(_text(run, seconds))
     if file is not None:
         requested = {
-            "tests": sorted(wanted.tests or ()),
+            "tests": sorted(wanted.tests),
             "max_regression": max_regression,
             "pytest": list(arguments),
         }

@@ -84,7 +84,7 @@ MARKER_TEXT = "# made by gpumem gate, which replaces its own files in this folde
     default=FOLDER,
     help=f"Folder of results, report and summary. Default: {FOLDER}.",
 )
-@max_regression_option('Allowed slow-down of tests without a limit of their own, such as "1%".')
+@max_regression_option
 @click.option(
     "--screen-only",
     is_flag=True,

@@ -81,7 +81,6 @@ def nsys(**call: Any) -> int:
 
 
 @profile.command(
-    short_help="Collect counters by Nsight Compute.",
     epilog=examples(
         'gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"'
     ),

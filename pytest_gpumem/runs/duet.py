@@ -41,7 +41,7 @@ Troubles = dict[str, tuple[str, bool]]
 class RowFilter:
     """The rows that a duet compares: by default, all."""
 
-    tests: frozenset[str] | None = None  # node ids, as on pytest's command line
+    tests: frozenset[str] = frozenset()  # node ids, as on pytest's command line; empty: all
     limits: Mapping[str, Limits] | None = None  # by row key; other rows are not compared
     old_names: Mapping[str, str] = field(default_factory=dict)
     """Of renamed tests: the name in base by the name in head."""
@@ -52,7 +52,7 @@ class RowFilter:
         if self.limits is not None:
             return sorted(set(self.limits).difference(rows))
         missing = []
-        for name in sorted(self.tests or ()):
+        for name in sorted(self.tests):
             if not any(selects(name, row.nodeid) for row in rows.values()):
                 missing.append(name)
         return missing
@@ -141,7 +141,7 @@ class Duet:
         tests = None  # before the first pair no row is known
         if number > 1:
             tests = self._tests(keys)
-        elif self.wanted.tests is not None:
+        elif self.wanted.tests:
             tests = sorted(self.wanted.tests)
         for attempt in range(1, ATTEMPTS + 1):
             last = attempt == ATTEMPTS

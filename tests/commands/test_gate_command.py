@@ -79,7 +79,7 @@ def test_mistakes_are_one_line(repository: Path) -> None:
         (["--", "--gpumem-save"], "a gate saves nothing into a baseline"),
         (["--max-regression", "2"], "--max-regression: '2'"),
         (["--output", "calls"], "--output"),
-        (["--base-python", "none/python"], "--base-python none/python: No such file"),
+        (["--base-python", "none/python"], f"--base-python {repository}/none/python: No such file"),
     ]:
         (repository / "calls").write_text("a file")
         result = run("main", *arguments)

@@ -213,6 +213,17 @@ def test_what_cannot_be_played_is_one_line(project: Project) -> None:
     assert (project.worktrees, project.left()) == (1, [])
 
 
+def test_a_relative_path_of_base_python_is_of_the_folder_of_the_command(project: Project) -> None:
+    """Base runs in another folder. The path stays a link: of a venv, its target has no pytest."""
+    (project.folder / "base-venv").symlink_to(sys.prefix)
+    python = ("--base-python", "base-venv/bin/python")
+    done = project.duet("main", "--test", "test_it.py::test_same", *python)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    done = project.gate(*python)
+    assert "a duet decides 2 rows" in done.stderr
+    assert done.returncode == 0, (done.stdout, done.stderr)
+
+
 def test_base_and_head_with_other_measuring_settings_are_refused(project: Project) -> None:
     project.write("pytest.ini", "[pytest]\ngpumem_precision = 5%\n")
     said = complaint(project.duet("main"))
