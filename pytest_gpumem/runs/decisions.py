@@ -303,7 +303,7 @@ def conclude(
     unjudged = sum(omission.status == UNDECIDED for omission in missing)
     if unjudged:
         causes.append(f"{counted(unjudged, 'limit')} judged by nothing")
-    if real_devices and not causes:
+    if real_devices:
         causes.append(
             f"the device is simulated, and the baseline is of {', '.join(real_devices)}; "
             "-- --gpumem-device sim chooses the simulated device"

@@ -400,6 +400,11 @@ def test_a_simulated_device_in_place_of_a_gpu_is_no_verdict() -> None:
     end = concluded(row(), real_devices=["NVIDIA-H100"])
     assert end.code == Exit.NO_VERDICT
     assert "the baseline is of NVIDIA-H100" in end.causes[0]
+    # No duet was played, so rows may be open.
+    causes = concluded(row(Code.NOISY), real_devices=["NVIDIA-H100"]).causes
+    assert causes == ("1 of 1 row open", *end.causes)
+    failed = concluded(row(Code.NOISY), code=1, failures={}, real_devices=["NVIDIA-H100"])
+    assert len(failed.causes) == 1
 
 
 def test_strict_takes_a_pass_of_every_row_on_a_real_gpu() -> None:
