@@ -231,7 +231,10 @@ class Duet:
             self._rows[key] = row = DuetRow(key, nodeid, limits, key in self.wanted.differing)
             troubles = _troubles(key, pair)
             if list(troubles.values()) == [GONE, GONE]:
-                row.end(None, f"no such test on either side{did_you_mean(key, rows)}")
+                why = f"no such test on either side{did_you_mean(key, rows)}"
+                if any(selects(key, test) for test in base.finished | head.finished):
+                    why = "nothing was measured"
+                row.end(None, why)
             elif troubles:
                 _end(row, troubles, pair)
         if self.wanted.limits is None and head.error is None:

@@ -277,6 +277,10 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
     done = project.duet("main", "--test", "test_it.py::test_size")
     assert "no such test on either side" in done.stdout
+    project.write("test_cpu.py", "def test_cpu():\n    pass\n")
+    for test in ("test_cpu.py::test_cpu", "test_cpu.py"):
+        done = project.duet("HEAD", "--test", test)
+        assert f"NO VERDICT {test}: nothing was measured" in done.stdout
 
 
 SIDES = """
