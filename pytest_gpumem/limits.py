@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 from pytest_gpumem import units
@@ -208,9 +207,9 @@ _WAITS = _number(
     "measures nothing.",
 )
 
-LIMITS: Mapping[str, Limit] = MappingProxyType(
-    {limit.name: limit for limit in (*_OF_TIME, *_LAUNCH, _WAITS, *_FOOTPRINT)}
-)
+LIMITS: Mapping[str, Limit] = {
+    limit.name: limit for limit in (*_OF_TIME, *_LAUNCH, _WAITS, *_FOOTPRINT)
+}
 """All limits by name."""
 OF_FOOTPRINT = tuple(limit.name for limit in _FOOTPRINT)  # of the memory of a test or a part
 OF_WATCHED = (*OF_FOOTPRINT, MAX_WAITS)  # of a test whose memory and waits are read

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pytest_gpumem import units
@@ -247,21 +246,15 @@ OPTIONS: tuple[Option, ...] = (
 BY_NAME = {option.name: option for option in OPTIONS}
 NEEDS_RESULTS = (*LIMITS, "save", "strict", "report")
 """Options that a session without --gpumem refuses: it measures nothing."""
-_MARKER_ONLY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "gpus": _count,  # GPUs that the test has for itself
-        "oversubscribe": _flag,  # it may take more managed memory than its GPU has free
-        "warmups": _count,  # calls of its function before its memory counts
-        "allow_kept": _lines_of_code,  # lines whose memory max_kept does not count
-        "allow_waits": _lines_of_code,  # lines whose waits max_waits does not count in its body
-    }
-)
-KEYWORD_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        **{option.name: option.parse for option in OPTIONS if option.on_marker},
-        **{name: limit.parse for name, limit in LIMITS.items()},
-        **_MARKER_ONLY,
-    }
-)
+KEYWORD_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    **{option.name: option.parse for option in OPTIONS if option.on_marker},
+    **{name: limit.parse for name, limit in LIMITS.items()},
+    # Of the marker alone:
+    "gpus": _count,  # GPUs that the test has for itself
+    "oversubscribe": _flag,  # it may take more managed memory than its GPU has free
+    "warmups": _count,  # calls of its function before its memory counts
+    "allow_kept": _lines_of_code,  # lines whose memory max_kept does not count
+    "allow_waits": _lines_of_code,  # lines whose waits max_waits does not count in its body
+}
 MARKER_KEYWORDS = tuple(KEYWORD_PARSERS)
 """Keywords of `@pytest.mark.gpumem`."""

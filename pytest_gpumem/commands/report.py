@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 
@@ -15,7 +14,7 @@ from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.output_formats import as_csv, as_json
 
-FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "json": as_json})
+FORMATS: Mapping[str, Callable[[Run], str]] = {"csv": as_csv, "json": as_json}
 """By the name of an option: the text of its file."""
 
 
