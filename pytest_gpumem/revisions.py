@@ -38,14 +38,10 @@ class Ancestry:
 def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     """Sort stored revisions by the history that HEAD shares with `of`. Raises `RevisionError`:
     `of` is no commit, or shares no history with HEAD."""
-    commit = git(
-        folder,
-        ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"],
-        f"{of!r} is no commit of {folder}",
-    )
+    commit = commit_of(of, folder)
     hint = " (this clone is shallow: fetch its history)" if _is_shallow(folder) else ""
     why = f"HEAD and {of!r} have no history in common{hint}"
-    merge_base = git(folder, ["merge-base", "HEAD", commit.strip()], why).strip()
+    merge_base = git(folder, ["merge-base", "HEAD", commit], why).strip()
     # Stored text reaches git by standard input only, and only if it cannot be an option.
     commits = sorted(revision for revision in set(revisions) if _COMMIT.fullmatch(revision))
     known = []
@@ -65,6 +61,15 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
             within.add(revision)
     unknown = frozenset(revisions) - frozenset(known)
     return Ancestry(merge_base, frozenset(within), unknown)
+
+
+def commit_of(base: str, here: Path) -> str:
+    """The commit of a revision. Raises `UserError`: it is none."""
+    accepted = "accepted is a git revision such as main, v1.2 or HEAD~1"
+    if not base:
+        raise UserError(f"BASE is empty; {accepted}")
+    words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"]
+    return git(here, words, f"BASE {base} is no revision of {here}; {accepted}").strip()
 
 
 def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:

@@ -59,7 +59,7 @@ from pytest_gpumem.revisions import ancestry
 from pytest_gpumem.runs.duet import Duet, RowFilter, rounded_duration
 from pytest_gpumem.runs.gate import Gate
 from pytest_gpumem.runs.processes import BASE, HEAD
-from pytest_gpumem.runs.worktree import Side, commit_of, working_tree
+from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.units import counted
 
 FOLDER = Path("gpumem-results")  # default of --output
@@ -129,7 +129,6 @@ def gate(
     refused["--gpumem-save"] = "a gate saves nothing into a baseline"
     refuse(pytest_arguments, refused)
     begun = time.monotonic()
-    commit_of(base, Path.cwd())
     merge_base = ancestry(base, (), Path.cwd()).merge_base
     # What is merged into BASE counts, what the change adds only with --accept-from-change.
     counting, left_out = acceptances(Path.cwd()), Acceptances()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.revisions import RevisionError, git, of_no_hook
+from pytest_gpumem.revisions import RevisionError, commit_of, git, of_no_hook
 
 PREFIX = "gpumem-duet-"  # of the names of temporary folders
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
@@ -103,15 +103,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def _top(folder: Path) -> Path:
     return Path(_git(folder, "rev-parse", "--show-toplevel").rstrip("\n")).resolve()
-
-
-def commit_of(base: str, here: Path) -> str:
-    """The commit of a revision. Raises `UserError`: it is none."""
-    accepted = "accepted is a git revision such as main, v1.2 or HEAD~1"
-    if not base:
-        raise UserError(f"BASE is empty; {accepted}")
-    words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"]
-    return git(here, words, f"BASE {base} is no revision of {here}; {accepted}").strip()
 
 
 # Environments
