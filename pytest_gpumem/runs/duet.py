@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import covers
+from pytest_gpumem.baselines.store import reduced
 from pytest_gpumem.judging.duet import LOOKS, DuetRow
 from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
@@ -343,9 +344,7 @@ def _with_medians(row: Row) -> Row:
     """Return the row with medians alone: a duet keeps many processes."""
     if row.measurement is None:
         return row
-    placements = tuple((median,) for median in row.measurement.medians)
-    measurement = structs.replace(row.measurement, placements=placements)
-    return structs.replace(row, measurement=measurement)
+    return structs.replace(row, measurement=reduced(row.measurement))
 
 
 def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
