@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from pytest_gpumem.files import content, parsed, write_whole
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import exact_count
-from pytest_gpumem.limits import EXACT, LIMITS, relative
+from pytest_gpumem.limits import EXACT, LIMITS, PEAK, TIME, relative
 from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records import key_of, selects
@@ -49,8 +49,8 @@ Figure = Literal["time", "memory", "limit", "removed", "renamed", "measured"]
 NotBlank = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 FORGIVES: Mapping[str, Figure] = {
-    "max_regression": "time",
-    "max_peak_regression": "memory",
+    TIME: "time",
+    PEAK: "memory",
     **dict.fromkeys(EXACT, "limit"),
 }
 """By the name of a limit that compares with earlier runs: the figure that forgives it."""
@@ -71,6 +71,12 @@ class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     def value(self) -> str:
         return (self.up_to or "").partition("=")[2].strip()
 
+    @property
+    def option(self) -> str:
+        """The value of `--change` that accepts it."""
+        what = self.up_to or self.figure
+        return f"{self.figure}={what}" if self.figure in BY_SIZE else what
+
     def __str__(self) -> str:
         if self.figure == "limit":
             return f"limit {self.up_to}"
@@ -89,6 +95,10 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str | None = None  # revision that the change was compared with; None without git
     gpu: str | None = None  # device that measured the change; None if nothing was measured
     utc: str = ""  # when it was accepted, ISO 8601
+
+    @property
+    def why(self) -> str:
+        return f"({self.who}: {self.reason})"
 
     @property
     def file_name(self) -> str:
@@ -134,19 +144,18 @@ class Acceptances:
     def why_gone(self, row_key: str) -> str | None:
         """Return why a row may be missing, such as "removed (ann: obsolete)", or None."""
         for acceptance, change in self._newest_first():
-            who = f"({acceptance.who}: {acceptance.reason})"
             if change.figure == "removed" and covers(change.row, row_key):
-                return f"removed {who}"
+                return f"removed {acceptance.why}"
             if change.figure == "renamed" and covers(change.up_to or "", row_key):
-                return f"renamed to {change.row} {who}"
+                return f"renamed to {change.row} {acceptance.why}"
         return None
 
     def old_names(self) -> dict[str, str]:
         """Return the old names of renamed tests by their new names."""
-        names = {}
-        for _, change in reversed(self._newest_first()):
+        names = dict[str, str]()
+        for _, change in self._newest_first():
             if change.figure == "renamed" and change.up_to is not None:
-                names[change.row] = change.up_to
+                names.setdefault(change.row, change.up_to)
         return names
 
     def allows(self, row_key: str, limit: str, value: str | None) -> bool:
@@ -170,13 +179,11 @@ class Acceptances:
             side[name] = acceptance
         return Acceptances(before, self.root), Acceptances(added, self.root)
 
-    def _newest_first(self) -> list[Accepted]:
+    def _newest_first(self) -> Iterator[Accepted]:
         names = sorted(self.files, key=lambda name: (self.files[name].utc, name), reverse=True)
-        changes = []
         for name in names:
             for change in self.files[name].changes:
-                changes.append((self.files[name], change))
-        return changes
+                yield self.files[name], change
 
 
 def acceptances(folder: Path) -> Acceptances:
@@ -196,7 +203,7 @@ def read(written: bytes) -> Acceptance:
     for index, change in enumerate(acceptance.changes):
         problem = refusal(change)
         if problem is not None:
-            raise FileError(f"$.changes[{index}].{problem}")
+            raise FileError(f"$.changes[{index}].up_to: {problem}")
     return acceptance
 
 
@@ -204,11 +211,11 @@ def refusal(change: AcceptedChange) -> str | None:
     """Return what is wrong with a change, or None."""
     up_to = change.up_to or ""
     if change.figure in ("removed", "measured"):
-        return None if change.up_to is None else f"up_to: {change.figure} takes no value"
+        return None if change.up_to is None else f"{change.figure} takes no value"
     if not up_to.strip():
-        return f"up_to: {change.figure} needs a value"
+        return f"{change.figure} needs a value"
     if change.figure == "limit" and change.limit not in LIMITS:
-        return f"up_to: {change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
+        return f"{change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
     try:
         if change.figure == "time":
             parse_share(up_to)
@@ -217,7 +224,7 @@ def refusal(change: AcceptedChange) -> str | None:
         elif change.figure == "limit" and change.value != NONE:
             LIMITS[change.limit].parse(change.value)
     except QuantityError as error:
-        return f"up_to: {error}"
+        return str(error)
     return None
 
 
@@ -258,8 +265,6 @@ def with_accepted_counts(row: Row, acceptances: Acceptances) -> Row:
         if newest is not None:
             change = newest[1]
             values[name] = None if change.value == NONE else change.value
-    if not values:
-        return row
     origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
     return replace(row, limits=replace(row.limits, **values, origin=origin))
 
@@ -315,8 +320,5 @@ def absolute_limits(row: Row) -> list[str]:
 def command(row: Row) -> str:
     words = ["gpumem", "accept", row.key]
     for change in changes_of(row):
-        what = change.up_to or change.figure
-        if change.figure in BY_SIZE:
-            what = f"{change.figure}={what}"
-        words += ["--change", what]
+        words += ["--change", change.option]
     return f"{shlex.join(words)} --reason '...'"

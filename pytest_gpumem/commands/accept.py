@@ -99,8 +99,8 @@ def accept(
     for test in tests:
         if last is not None:
             if renamed_from is not None:
-                _of_test(renamed_from, last, "--renamed-from ", test)
-            selected = _of_test(test, last, without=renamed_from)
+                _of_test(renamed_from, last, "--renamed-from ")
+            selected = _of_test(test, last)
         if by_hand:
             accepted[test] = [_as_written(test, change) for change in changes]
             for change in accepted[test]:
@@ -112,9 +112,10 @@ def accept(
                 accepted[test].append(AcceptedChange(test, "renamed", renamed_from))
             continue
         assert last is not None
-        for nodeid, changed in _changed(test, last).items():
+        for nodeid, change in _changed(test, selected, last):
             of_test = accepted.setdefault(nodeid, [])
-            of_test += [change for change in changed if change not in of_test]
+            if change not in of_test:
+                of_test.append(change)
     base = _base(last, folder)
     gpu = last.document.device.key if last is not None else None
     who, now = _who(os.environ), datetime.now(timezone.utc).isoformat()  # a later file counts
@@ -139,14 +140,15 @@ def _as_written(test: str, text: str) -> AcceptedChange:
         raise click.UsageError(f"--change: {name!r}; accepted are {known}.")
     problem = refusal(change)
     if problem is not None:
-        raise click.UsageError(f"--change: {text!r}: {problem.partition(': ')[2]}.")
+        raise click.UsageError(f"--change: {text!r}: {problem}.")
     return change
 
 
-def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
-    """Return by node id what the last run found. Raises `UserError`: nothing."""
-    selected = _of_test(test, last)
-    changed: dict[str, list[AcceptedChange]] = {}
+def _changed(
+    test: str, selected: Sequence[Row | Omission], last: ResultFile
+) -> list[tuple[str, AcceptedChange]]:
+    """Return what the last run found, with node ids. Raises `UserError`: nothing."""
+    changed = []
     for result in selected:
         changes: Iterable[AcceptedChange] = ()
         if isinstance(result, Row):
@@ -154,21 +156,19 @@ def _changed(test: str, last: ResultFile) -> dict[str, list[AcceptedChange]]:
         elif possibly_intended(result):
             changes = [AcceptedChange(result.key, "removed")]
         for change in changes:
-            changed.setdefault(result.nodeid, []).append(change)
+            changed.append((result.nodeid, change))
     if not changed:
         raise UserError(f"{test}: {_why_nothing(selected, last)}")
     return changed
 
 
-def _of_test(
-    test: str, last: ResultFile, option: str = "", without: str | None = None
-) -> list[Row | Omission]:
-    """Return what TEST selects of the last run. Raises `UserError`, which hints at no `without`."""
+def _of_test(test: str, last: ResultFile, option: str = "") -> list[Row | Omission]:
+    """Return what TEST selects of the last run. Raises `UserError`: nothing."""
     known: list[Row | Omission] = [*last.document.rows, *last.document.missing]
     selected = [row for row in known if test == row.key or selects(test, row.nodeid)]
     if not selected:
         names = {row.key for row in known} | {row.nodeid for row in known}
-        hint = did_you_mean(test, sorted(names - {without}))
+        hint = did_you_mean(test, sorted(names))
         raise UserError(f"{option}{test}: no row of {last.path} belongs to it{hint}")
     return selected
 

@@ -279,21 +279,24 @@ def _accept(
     conclusion: Conclusion, gate: Gate, left_out: Acceptances, lost: list[str]
 ) -> list[str]:
     """Commands that accept what fails. A renamed or loosened test has one of its own."""
-    loosened: dict[str, list[str]] = {}  # by row, the words that accept all its looser limits
+    loosened: dict[str, list[str]] = {}  # by row, words that accept all that is red
     for limit in gate.looser:
         words = loosened.setdefault(limit.key, [limit.key])
         words += ["--change", f"{limit.limit}={limit.now or 'none'}"]
     tests = list[str]()
     for row in failing_rows(conclusion.rows):
         for change in changes_of(row):
-            if left_out.of(row.key, change.figure) is None:  # else the change accepts it
+            if left_out.of(row.key, change.figure) is not None:
+                continue  # the change accepts it
+            if row.key in loosened:
+                loosened[row.key] += ["--change", change.option]
+            else:
                 tests.append(row.nodeid)
-            # A looser limit may cover a slower row, but none that is measured differently.
-            if change.figure == "measured" and row.key in loosened:
-                loosened[row.key] += ["--change", "measured"]
     new_names, others = renamed(conclusion), []
     for test in dict.fromkeys([*tests, *lost]):
-        if function_of(test) not in new_names and test not in loosened:
+        if test in loosened and test in lost:
+            loosened[test] += ["--change", "removed"]
+        elif function_of(test) not in new_names:
             others.append(test)
     commands = [(others[:EXPLAINED], more(others))] if others else []
     commands += [([new, "--renamed-from", old], "") for old, new in new_names.items()]

@@ -20,14 +20,16 @@ from pytest_gpumem.baselines.acceptances import acceptances
 from pytest_gpumem.cli import main
 from pytest_gpumem.units import format_time
 
-TESTS = """
-import pytest
-from kern import COPIED, NBYTES
-
+COPY = """
+@pytest.mark.gpumem(max_latency="1 s")
 @pytest.mark.gpumem(max_regression="2%")
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))
-
+"""
+TESTS = f"""
+import pytest
+from kern import COPIED, NBYTES
+{COPY}
 @pytest.mark.gpumem(max_peak_regression="0 B")
 def test_memory(device_buffer):
     device_buffer(NBYTES)
@@ -276,7 +278,7 @@ def test_a_loosened_limit(gates: Gates) -> None:
     # A duet too holds the row to the limit of base.
     assert (code, last) == (1, "red: 1 of 1 row fails; looser limits of 1 test"), text
     text = " ".join(text.replace("\\\n", " ").split())
-    accept = "gpumem accept test_it.py::test_copy --change max_regression=50% --reason '...'"
+    accept = "gpumem accept test_it.py::test_copy --change max_regression=50% --change time=2"
     assert "to repair: restore the limit to accept, commit" in text
     assert accept in text
     assert text.count("gpumem accept ") == 1
@@ -287,13 +289,36 @@ def test_a_loosened_limit(gates: Gates) -> None:
     assert (code, last) == (0, "green: 1 row"), text
 
 
+@pytest.mark.parametrize(
+    ("limit", "looser", "slowed"),
+    [
+        ('max_latency="1 s"', "", SLOWER),
+        ('max_regression="2%"', 'max_regression="5%"', SLOWER),
+        # The test is lost too.
+        (COPY, "def test_copy(): pass", {}),
+    ],
+)
+def test_the_line_of_a_looser_limit_accepts_all_that_is_red(
+    gates: Gates, limit: str, looser: str, slowed: Change
+) -> None:
+    text = TESTS.replace(limit, looser, 1)
+    gates.change({**slowed, "test_it.py": text})
+    words = TIME if slowed else ALL
+    code, _, text = gates.gate(words)
+    assert code == 1, text
+    (line,) = [line for line in text.splitlines() if "gpumem accept " in line]
+    gates.accept(*shlex.split(line.partition("gpumem accept ")[2]))
+    code, _, text = gates.gate(words)
+    assert code == 0, text
+
+
 def test_without_a_baseline_the_figures_of_base_are_accepted(gates: Gates) -> None:
     shutil.rmtree(gates.project.folder / ".gpumem-baseline")
     gates.change({"kern.py": KERN.replace("64 <<", "65 <<")})
     words = f"{ALL} -- -k test_memory"
     assert gates.gate(words)[0] == 1
     assert "memory up to 65 MiB" in gates.accept("test_it.py::test_memory").stdout
-    code, last, text = gates.gate(words)
+    code, _, text = gates.gate(words)
     assert (code, last) == (0, "green: 1 row, 1 of them accepted"), text
 
 
