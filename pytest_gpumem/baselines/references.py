@@ -182,7 +182,7 @@ class Baseline:
         accepted = self.acceptances.of(row.key, figure)
         if accepted is None:
             return f"an accepted change of its {figure} was taken back"
-        return f"a change of its {figure} was accepted ({accepted[0].who}: {accepted[0].reason})"
+        return f"a change of its {figure} was accepted {accepted[0].why}"
 
     def _saved(self, key: str, figure: Figure) -> list[PastRow]:
         return [run for run in self.rows.get(key, ()) if run.has(figure)]

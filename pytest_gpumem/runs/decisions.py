@@ -143,7 +143,7 @@ def _up_to_accepted(
         within = True
     if not within:
         return result
-    reason = f"{limit} accepted ({file.who}: {file.reason}); {result.reason}"
+    reason = f"{limit} accepted {file.why}; {result.reason}"
     return LimitResult(limit, Outcome.ACCEPTED, result.code, reason)
 
 
@@ -229,6 +229,7 @@ def conclude(
     looser: Sequence[LooserLimit] = (),
     new: Collection[str] = (),
     *,
+    accepted: Sequence[tuple[LooserLimit, str]] = (),
     strict: bool = False,
     real_devices: Sequence[str] = (),
     simulated: bool = False,
@@ -237,6 +238,7 @@ def conclude(
 
     `session_code`: pytest's exit code. `head`: what the session says of its tests.
     `new`: keys of the rows that BASE does not have.
+    `accepted`: looser limits that are accepted, each with "(who: reason)".
     `strict`: green takes a PASS of every row with a limit, on a real GPU.
     `real_devices`: GPUs of the baseline, where the device is simulated and the user did not say so.
     """
@@ -249,6 +251,8 @@ def conclude(
     for key, limit, was, now in looser:
         words = f"{limit} {was} → {now or 'none'} in this change ({was} holds)"
         reasons.append(("limit of", "test", key, words))
+    for (key, limit, was, now), why in accepted:
+        reasons.append(("accepted:", "test", key, f"{limit} {was} → {now or 'none'} {why}"))
     for row in states[State.NEW]:
         reasons.append(("NEW", "row", row.key, "base does not have it"))
     for row in (*states[State.OPEN], *states[State.ACCEPTED]):
@@ -331,8 +335,9 @@ def conclude(
         if states[state]:
             text += f", {len(states[state])} of them {state.value}"
     gone = sum(omission.status == ACCEPTED for omission in missing)
-    if gone:
-        text += f"; {counted(gone, 'lost row')} accepted"
+    for count, what in ((gone, "lost row"), (len(accepted), "looser limit")):
+        if count:
+            text += f"; {counted(count, what)} accepted"
     return end(Exit.FINE, text)
 
 

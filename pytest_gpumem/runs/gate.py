@@ -76,6 +76,7 @@ class Gate:
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
     """Limits that the change loosens and does not accept."""
+    accepted_limits: list[tuple[LooserLimit, str]] = field(default_factory=list)
     crept: dict[str, str] = field(default_factory=dict)  # by test: the oldest revision of a creep
 
     def run(self) -> Conclusion:
@@ -168,6 +169,10 @@ class Gate:
         for change in changes:
             if not accepted.allows(change.key, change.limit, change.now):
                 self.looser.append(change)
+                continue
+            newest = self.accepted.of(change.key, "limit", change.limit)
+            if newest is not None:  # else BASE accepts it
+                self.accepted_limits.append((change, newest[0].why))
 
     # Sentence 3
 
@@ -200,6 +205,7 @@ class Gate:
             missing,
             self.looser,
             new,
+            accepted=self.accepted_limits,
             strict=self.strict,
             real_devices=real_devices,
             simulated=document.device.simulated,

@@ -285,8 +285,16 @@ def test_a_loosened_limit(gates: Gates) -> None:
     gates.accept("test_it.py::test_copy", "--change", "max_regression=40%")
     assert gates.gate(options=["--accept-from-change", "--screen-only"])[0] == 1
     gates.accept("test_it.py::test_copy", "--change", "max_regression=50%")
+    (*_, file) = acceptances(gates.project.folder).files.values()
     code, last, text = gates.gate()
-    assert (code, last) == (0, "green: 1 row"), text
+    assert (code, last) == (0, "green: 1 row; 1 looser limit accepted"), text
+    line = f"accepted: test_it.py::test_copy: max_regression 2% → 50% ({file.who}: checks bounds)"
+    assert f"gpumem gate: {line}\n" in text
+    for page in ("summary.md", "report.html"):
+        written = (gates.project.folder / "gpumem-results" / page).read_text(encoding="utf-8")
+        assert line in html.unescape(" ".join(written.split()))
+    gates.merge()
+    assert "accepted:" not in gates.gate()[2]
 
 
 @pytest.mark.parametrize(
@@ -308,8 +316,9 @@ def test_the_line_of_a_looser_limit_accepts_all_that_is_red(
     assert code == 1, text
     (line,) = [line for line in text.splitlines() if "gpumem accept " in line]
     gates.accept(*shlex.split(line.partition("gpumem accept ")[2]))
-    code, _, text = gates.gate(words)
+    code, last, text = gates.gate(words)
     assert code == 0, text
+    assert "looser limit" in last, text
 
 
 def test_without_a_baseline_the_figures_of_base_are_accepted(gates: Gates) -> None:
@@ -318,7 +327,7 @@ def test_without_a_baseline_the_figures_of_base_are_accepted(gates: Gates) -> No
     words = f"{ALL} -- -k test_memory"
     assert gates.gate(words)[0] == 1
     assert "memory up to 65 MiB" in gates.accept("test_it.py::test_memory").stdout
-    code, _, text = gates.gate(words)
+    code, last, text = gates.gate(words)
     assert (code, last) == (0, "green: 1 row, 1 of them accepted"), text
 
 
