@@ -265,8 +265,7 @@ modes."""
 def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
     """Return the mode of each placement, counted from the fastest. `medians`: in seconds.
 
-    In the order of the medians a gap of 1 % or more begins a new mode, if it is also 6 times their
-    scatter. Fewer than six placements have a single mode.
+    In the order of the medians, a gap of `MODES_APART` and of `SCATTERS_APART` begins a new mode.
     """
     modes = [0] * len(medians)
     if len(medians) < LEAST_FOR_MODES:
@@ -286,8 +285,7 @@ def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
 
 
 def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
-    """Return the medians of the mode that most placements are in (three quarters, of 16 or more
-    three fifths), or all medians where there is none."""
+    """Return the medians of the usual mode, or all medians where there is none."""
     modes = modes_of(medians)
     if not modes:
         return ()

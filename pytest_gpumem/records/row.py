@@ -1,4 +1,4 @@
-"""A row of results: a measurement with its limits, its verdict, its key, and what differs."""
+"""A row of results: a measurement with its limits, its verdict and what differs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ class Comparison(Record, frozen=True):
 
     change: float  # Measured change
     reach: float | None = None
-    """Half of the change's interval, what noise may hide; None for a reference of one
-    process."""
-    days: int = 1  # UTC dates of the reference
+    """Half of the change's interval, what noise may hide; None for one process."""
+    days: int = 1  # Dates of the reference
     processes: int = 1  # Processes of the reference
     same_code: bool = False  # Every process of the reference ran the same machine code
     base: NotNegative | None = None  # Seconds of the reference, with the row's overhead
@@ -61,8 +60,8 @@ class PairedChange(Record, frozen=True):
     low: float  # Lower bound, one-sided at 99.9 %: what FAIL rests on
     high: float  # Upper bound, one-sided: what PASS rests on
     pairs: int  # Pairs of processes
-    base: LaunchTime | None = None  # Seconds of base: the median of its processes
-    head: LaunchTime | None = None  # Seconds of head, likewise
+    base: LaunchTime | None = None  # Seconds of base: median of its processes
+    head: LaunchTime | None = None  # Likewise, of head
 
 
 class LimitResult(Record, frozen=True):
@@ -92,7 +91,7 @@ class Verdict(Record, frozen=True):
 
     @property
     def change(self) -> float | None:
-        """The change of the latency as a share: of a duet, else against the reference."""
+        """Change of the latency as a share: of a duet, else against the reference."""
         compared = self.paired or self.comparison
         return None if compared is None else compared.change
 
@@ -114,8 +113,7 @@ class Row(Record, frozen=True):
     label: str = ""  # Label of the measurement inside its test
     failed: bool = False  # The test failed, for any reason: such a row never enters a baseline
     range_name: str = ""  # Name of the test's NVTX range in the domain `gpumem`
-    test_error: bool = False
-    """True if the test failed in itself, by an assertion or an error, whatever its verdicts."""
+    test_error: bool = False  # The test failed by an assertion or an error, whatever its verdicts
     extra: dict[str, float] = field(default_factory=dict)
     """Further figures of the test for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None
@@ -123,8 +121,7 @@ class Row(Record, frozen=True):
     None where it was not watched."""
 
     differences: tuple[Difference, ...] = ()
-    """For a row that fails: its differences from what it is compared with, the first to read
-    first."""
+    """Of a row that fails: what differs from what it is compared with, the first to read first."""
 
     @property
     def measured_something(self) -> bool:
@@ -173,10 +170,7 @@ an ini file, a conftest or a module that skips. "not collected": the collection 
 
 
 class Omission(Record, frozen=True):
-    """An expectation that this run did not judge.
-
-    It is a measurement of the baseline, a limit, or a test of BASE.
-    """
+    """A measurement of the baseline, a limit, or a test of BASE that this run did not judge."""
 
     nodeid: str  # pytest's id of the test
     label: str  # Label of the measurement inside its test
