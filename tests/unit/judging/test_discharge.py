@@ -20,6 +20,7 @@ from pytest_gpumem.judging.expectations import (
     loosened,
     lost,
     may_be_excused,
+    of_base,
     open_under_strict,
 )
 from pytest_gpumem.limits import AT_THE_END, LIMITS, OF_FOOTPRINT, demands_more
@@ -232,6 +233,12 @@ VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: tex
     ),
 }
 """By limit, a value that allows more with a larger number, or with a smaller one."""
+
+
+def test_a_test_of_base_that_measures_no_more_is_noticed() -> None:
+    tests = {"t.py::measures": Limits(), "t.py::never": Limits()}
+    expected = of_base(Selection(tests, idle=("t.py::never",)), tests)
+    assert [one.unmeasured for one in expected] == [True, False]
 
 
 def test_which_of_two_limits_demands_more() -> None:
