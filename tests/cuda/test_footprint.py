@@ -19,6 +19,7 @@ import gc
 import os
 import threading
 
+import numpy
 import pytest
 
 MIB = 2**20
@@ -156,6 +157,31 @@ def test_cupy_pinned_of_the_pool(cupy):
 
 def test_cupy_keeps_pinned_of_the_pool(cupy):
     KEPT.append(cupy.cuda.alloc_pinned_memory(1 * MIB))
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_cupy_copies_from_the_host(cupy, turn):
+    cupy.asarray(numpy.ones(700_000, "u1"))
+
+
+def test_cupy_pinned_drops_in_a_measurement(cupy, gpu_benchmark):
+    held = [cupy.cuda.alloc_pinned_memory(2 * MIB)]
+    array = cupy.zeros(MIB)
+
+    def work():
+        held.clear()
+        array.fill(1)
+
+    gpu_benchmark(work)
+
+
+@pytest.fixture(scope="module")
+def wide_pinned(cupy):
+    return cupy.cuda.alloc_pinned_memory(2 * MIB)  # of the pool
+
+
+def test_cupy_wide_pinned(wide_pinned):
+    assert wide_pinned.ptr
 
 
 def test_cupy_managed(cupy):
@@ -396,6 +422,9 @@ def test_torch_keeps_graph(torch):
     KEPT.append(captured(torch))
 '''
 
+PINNED_OF_CUPY = {"kept": 0, "pinned_peak": MIB, "CUDA pinned": {"allocations": 1, "largest": MIB}}
+"""Of page-locked memory of a MiB, in whatever test CuPy's pool has had it before."""
+
 FOUND: dict[str, dict[str, Any]] = {
     # name of the test: what its footprint has, and of one library's memory of one kind
     "cupy_pattern": {
@@ -410,11 +439,15 @@ FOUND: dict[str, dict[str, Any]] = {
     "cupy_wide_1": {"peak": 8 * MIB, "kept": 0},
     "cupy_wide_2": {"peak": 8 * MIB, "kept": 0},
     "cupy_threads": {"peak": 32 * MIB, "kept": 0, "CuPy device": {"allocations": 8}},
-    "cupy_pinned": {"kept": 0, "peak": 0},
-    "cupy_keeps_pinned": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
-    "cupy_drops_pinned": {"kept": 0, "CUDA pinned": {"kept": -MIB}},
-    "cupy_pinned_of_the_pool": {"kept": 0, "peak": 0},
+    "cupy_pinned": PINNED_OF_CUPY,
+    "cupy_keeps_pinned": {"kept": MIB, "pinned_peak": MIB, "CUDA pinned": {"kept": MIB}},
+    "cupy_drops_pinned": {"kept": 0, "pinned_peak": 0, "CUDA pinned": {"kept": -MIB}},
+    "cupy_pinned_of_the_pool": PINNED_OF_CUPY,
     "cupy_keeps_pinned_of_the_pool": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
+    "cupy_copies_from_the_host[0]": PINNED_OF_CUPY,
+    "cupy_copies_from_the_host[1]": PINNED_OF_CUPY,
+    "cupy_pinned_drops_in_a_measurement": {"kept": 0, "pinned_peak": 2 * MIB},
+    "cupy_wide_pinned": {"kept": 0, "pinned_peak": 0},
     "cupy_managed": {"kept": 0, "managed_peak": 2 * MIB, "peak": 0},
     "cupy_async": {"peak": 4 * MIB, "kept": 0},
     "cupy_matmul": {"CuPy device": {"kept": 0}},  # the driver's are kept by a handle of cuBLAS

@@ -97,6 +97,7 @@ class DriverMemory(Source):
 
     def start(self, log: MemoryLog) -> str | None:
         self._log = log
+        _lock_a_byte(context_number(self._index))
         names, lost = (*_CALLS, *_BY_HANDLE), self._missed
         try:
             self._end = CALLBACKS.add("DRIVER_API", names, self._called, lost, begins=False)
@@ -266,6 +267,12 @@ class DriverMemory(Source):
         end, self._end = self._end, None
         if end is not None:
             end()
+
+
+@cache
+def _lock_a_byte(_context: int | None) -> None:
+    """While nothing is page-locked, to lock a small block takes a millisecond, not microseconds."""
+    D.cuMemHostAlloc(1, D.CU_MEMHOSTALLOC_PORTABLE)
 
 
 def _attribute(pool: Any, attribute: Any) -> int:

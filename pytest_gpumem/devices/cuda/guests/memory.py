@@ -186,7 +186,7 @@ class RmmMemory(Source):
 
 
 class JaxMemory(Source):
-    """The statistics of JAX's allocator on one device. Its peak is that of the process."""
+    """The statistics of JAX's allocator. Its peak is that of the process."""
 
     name = "JAX"
 
