@@ -158,10 +158,11 @@ def package_checks(versions: Mapping[str, str]) -> Iterator[Fact]:
 
 
 def _install(extra: str, major: str) -> str:
-    """The command that installs an extra for a major version of CUDA, empty if it is unknown."""
+    """The command that installs an extra. `major`: version of CUDA, if it is known."""
+    what = f"'.[{extra}13]' (driver 580 or newer) or '.[{extra}12]'"
     if major:
-        return f"in the clone: pip install -e '.[{extra}{major}]'"
-    return f"in the clone: pip install -e '.[{extra}13]' (driver 580 or newer) or '.[{extra}12]'"
+        what = f"'.[{extra}{major}]'"
+    return f"in the clone: pip install -e {what}"
 
 
 def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:

@@ -54,11 +54,8 @@ class FootprintFeature(Feature):
             if settings.limits[name] is not None:
                 written.append(f"{settings.origins[name]}: {name} {settings.limits[name]}")
         if written and session.facts.simulated:
-            verb = "limits" if len(written) == 1 else "limit"
-            session.remark(
-                f"{', '.join(written)} {verb} only tests with fixtures of this plugin: "
-                f"{NO_FIXTURE_SIMULATED}"
-            )
+            why = f"{NO_FIXTURE_SIMULATED}, and judges no others"
+            session.remark(f"{', '.join(written)}: {why}")
 
     def setup(self, item: pytest.Item) -> None:
         state = state_of(item)

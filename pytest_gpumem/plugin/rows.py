@@ -185,10 +185,8 @@ def judge_waiting(gpu: GpuSession) -> bool:
     rows = list(gpu.rows)
     waiting = {row.key for row in rows if verdicts.waits(row)}
     gpu.rows.replace(verdicts.screened(rows, gpu.baseline, strict=strict, in_gate=gpu.in_gate))
-    undecided = 0
-    for row in gpu.rows:
-        if row.key in waiting and row.verdict.outcome is Outcome.UNDECIDED:
-            undecided += 1
+    judged = [row.verdict.outcome for row in gpu.rows if row.key in waiting]
+    undecided = judged.count(Outcome.UNDECIDED)
     if undecided and strict and gpu.announces:
         gpu.remark(f"--gpumem-strict: {counted(undecided, 'row')} undecided: this fails")
         return True
@@ -258,10 +256,8 @@ def fail_by_others(item: pytest.Item, report: pytest.TestReport, session: GpuSes
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
-    """Return a measurement with those of further processes, each with its rows by key.
-
-    A note names each process that does not count, with the reason.
-    """
+    """Return a measurement with those of further processes, each with its rows by key. Notes name
+    the processes that do not count."""
     alike, left_out = [measurement], list[str]()
     for number, rows in enumerate(further, 2):
         process = rows[key].measurement if key in rows else None
@@ -289,7 +285,7 @@ def _method(measurement: Measurement) -> tuple[str, ...]:
 
 
 def _ran_in_all(processes: Sequence[Measurement]) -> WhatRan | None:
-    """Return what all processes ran; None if no process recorded it."""
+    """Return what all processes ran; None if none recorded it."""
     records = []
     for process in processes:
         if process.what_ran is not None and process.what_ran.not_watched is None:
@@ -299,12 +295,11 @@ def _ran_in_all(processes: Sequence[Measurement]) -> WhatRan | None:
     merged = merged_record(records)
     if merged is not None:
         return merged
-    why = "processes of the same run did not run the same"
-    return replace(records[0], not_watched=why)
+    return replace(records[0], not_watched="processes of the same run did not run the same")
 
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
-    """Return a footprint with those of further processes, each with its rows by key."""
+    """Return a footprint with those of further processes, as `merged` does."""
     peaks, kept = list(footprint.further_peaks), list(footprint.further_kept)
     for rows in further:
         row = rows.get(key)

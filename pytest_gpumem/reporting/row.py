@@ -104,13 +104,13 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Cell]:
         bandwidth = asked or measurement.bandwidth
         # Where each access waits for the last, bytes per second mean nothing.
         if bandwidth and not measurement.accesses_per_launch:
-            known["bandwidth"] = Cell(format_rate(bandwidth), bandwidth)
-            share = share_of_peak(measurement, facts)
+            rate, share = format_rate(bandwidth), share_of_peak(measurement, facts)
             if asked is not None:
                 # Bytes that are requested repeatedly count once in a share: L2 would look slow.
-                known["bandwidth"] = Cell(f"{format_rate(bandwidth)} asked", bandwidth)
+                rate += " asked"
             elif share is not None:
                 known["% of peak"] = Cell(f"{share * 100:.1f} %", share)
+            known["bandwidth"] = Cell(rate, bandwidth)
     if HOST in row.extra:
         known["host"] = Cell(format_time(row.extra[HOST]), row.extra[HOST])
     delta, base = row.verdict.change, row.verdict.base
