@@ -199,7 +199,7 @@ class Footprints:
     @contextmanager
     def resumed(self) -> Iterator[None]:
         """Inside `paused`, a block that is watched."""
-        if not self._paused:
+        if not self._paused or self._ours_before is None:
             yield
             return
         self._resume()

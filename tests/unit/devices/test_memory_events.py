@@ -244,6 +244,17 @@ def test_a_pause_costs_nothing_and_frees_in_it_count(
     assert (watch.read().peak, watch.read().kept) == (7 * MIB, 2 * MIB)
 
 
+def test_a_test_is_watched_after_a_measurement_that_nobody_watched(library: Library) -> None:
+    footprints = Footprints(None, (library,))
+    with footprints.paused(), footprints.resumed():
+        library.take(1, MIB)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    library.take(2, 4 * MIB)
+    library.free(2)
+    assert (watch.read().peak, watch.read().allocations) == (4 * MIB, 1)
+
+
 def test_where_not_all_is_reported_the_peak_has_a_bound(library: Library) -> None:
     library.high = MIB  # as RMM and JAX
     footprints = Footprints(None, (library,))
