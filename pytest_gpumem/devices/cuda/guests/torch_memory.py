@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from typing import Any, Literal
 
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
-from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.user_lines import innermost
 
 _SERIES: Series = ("PyTorch", "device")
@@ -98,8 +96,7 @@ class TorchMemory(Source):
         @wraps(recorder)
         def recorded(*arguments: Any, **keywords: Any) -> Any:
             if self._records:
-                with suppress(NotCounted):  # entries that are lost cannot be read
-                    self.drain()
+                self.drain()
                 self._end()
                 self._yielded = True
                 self.lost(_OF_TEST)
@@ -128,9 +125,7 @@ class TorchMemory(Source):
         self._end()
         self._record()
         if len(entries) >= MOST_ENTRIES:
-            raise NotCounted(
-                f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost"
-            )
+            self.lost(f"its history has room for {MOST_ENTRIES:,} entries, and older ones are lost")
 
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's statistics; empty before it uses the device."""
