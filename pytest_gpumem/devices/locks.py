@@ -44,10 +44,8 @@ def exclusive(
             if user != last_user:  # the wait for another test begins
                 since, last_user = now, user
             if now - since >= limit:
-                waited = (
-                    f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
-                )
-                raise DeviceError(f"{gpu} is in use {waited}: {user} measures on it")
+                how = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
+                raise DeviceError(f"{gpu} is in use {how}: {user} measures on it")
             if now - begun >= PATIENCE:
                 tell(
                     f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "

@@ -174,7 +174,7 @@ class WatchedTest:
         self.count_waits: Callable[[], None] | None = None  # anew
         self.whole: Footprint | None = None  # its footprint, once it has ended
         self.warms_up = False  # in a warm-up, whose parts get no rows
-        self.parts: list[tuple[str, Footprint, Limits]] = []  # those that have ended, by label
+        self.parts: dict[str, tuple[Footprint, Limits]] = {}  # those that have ended, by label
 
     def tried(self, read: Callable[[], T]) -> T | None:
         """Return what is read; None once reading has failed."""
@@ -255,14 +255,11 @@ class WatchedTest:
         if times is None or self._watch is None:
             yield
             return
-        why = None
+        why = f"marker: warmups {times}:"
         if uses_benchmark(item):
-            why = "a benchmark warms up by itself; accepted are tests without one"
-        elif not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-            why = "only a plain function or method can be called again"
-        if why is not None:
-            raise SettingsError(f"marker: warmups {times}: {why}")
-        assert isinstance(item, pytest.Function)
+            raise SettingsError(f"{why} a benchmark warms up by itself; accepted are other tests")
+        if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
+            raise SettingsError(f"{why} only a plain function or method can be called again")
         body = item.obj
 
         @wraps(body)

@@ -89,7 +89,8 @@ class GpuMemory:
                 at the end of the block.
 
         Raises:
-            BadCall: the label is no short text, or was used; or memory is not watched.
+            BadCall: the label is no short text, or was used; memory is not watched; or the block
+                ends after the test's body.
             SettingsError: a limit has a wrong value.
         """
         __tracebackhide__ = True
@@ -97,8 +98,8 @@ class GpuMemory:
         watched: WatchedTest | None = state_of(item).watched
         if watched is None or watched.session.settings.footprint == "off":
             raise BadCall("gpu_memory.watch(): memory is not watched: --gpumem-footprint=off")
-        labels = [part[0] for part in watched.parts]
-        check_label(f"gpu_memory.watch({label!r})", label, labels, item)
+        check = partial(check_label, f"gpu_memory.watch({label!r})", label, watched.parts, item)
+        check()
         for name in limits:
             if name not in OF_FOOTPRINT:
                 raise BadCall(
@@ -106,10 +107,12 @@ class GpuMemory:
                     f"{', '.join(OF_FOOTPRINT)}"
                 )
         of_part = marker_limits(limits, "call")  # a marker's limits are of the whole test
-        used = BlockMemory(watched)
+        used, test = BlockMemory(watched), state_of(item).test
         try:
             yield used
         finally:
             ended = used.end()
+            test.check_unjudged()
+            check()  # a block inside may have it
             if not watched.warms_up:
-                watched.parts.append((label, ended, of_part))
+                watched.parts[label] = ended, of_part

@@ -30,7 +30,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import Measurement, Repeat
-from pytest_gpumem.records.row import HOST, Difference, LimitResult, Row
+from pytest_gpumem.records.row import HOST, LimitResult, Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.row import properties
@@ -130,15 +130,15 @@ def attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest) ->
     if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
         watched.waits = None
         footprint = replace(footprint, waits=None)
-    footprints = list(watched.parts)
+    footprints = watched.parts
     waits = footprint.waits or Waits()
     not_read = waits.not_read is not None and watched.limits.max_waits is not None
     unknown = watched.trouble is not None and limited(watched.limits)  # whether it uses the GPU
     has_row = footprint.uses or watched.limited or unknown or waits.lines or not_read
     if "" in by_label or (has_row and (watched.shown or watched.reads_waits)):
-        footprints.insert(0, ("", footprint, watched.limits))
+        footprints = {"": (footprint, watched.limits), **footprints}
     further = [process.rows for process in session.further]
-    for label, seen, limits in footprints:
+    for label, (seen, limits) in footprints.items():
         if watched.trouble is not None and not seen.watched and not limited(limits):
             continue  # nothing was read, and nothing is judged by it
         row = by_label.get(label) or new_row(session, watched.item.nodeid, limits, label)
@@ -158,7 +158,7 @@ def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | No
     if error is not None:
         # A failure that pytest raised has a message of its own.
         parts = [] if isinstance(error, pytest.fail.Exception) else [type(error).__name__]
-        parts += [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+        parts += [line.strip() for line in str(error).strip().splitlines()[:1]]
         cause = ": ".join(parts) or "no message"
     reason = f"failed before anything was measured: {cause}"
     code = Code.DID_NOT_RUN if item.nodeid in session.unrun else None
@@ -219,14 +219,13 @@ def _fail(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> Non
     """Raise the failure of a test by its rows."""
     if session.is_further:  # the main process judges its rows
         return
-    explained = {}
+    explained = {row.key: row for row in failing}
     for row in failing:
-        differences: tuple[Difference, ...] = ()
         if row.measurement is not None:
             runs = times_of(session.baseline.reference_runs(row))
             if runs:
                 differences = row_differences(row, runs[-1][1])
-        explained[row.key] = replace(row, differences=differences)
+                explained[row.key] = replace(row, differences=differences)
     state = state_of(item)
     state.rows = [explained.get(row.key, row) for row in state.rows]
     text = failure_text(explained.values(), session.facts, whole=session.announces)

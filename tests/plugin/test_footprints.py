@@ -346,6 +346,10 @@ def test_a_wrong_marker_is_one_line(pytester: pytest.Pytester, gpumem: Run) -> N
             "*watch('a'): the label is used already*",
         ),
         (
+            "with gpu_memory.watch('a'), gpu_memory.watch('a', max_peak='1 B'): pass",
+            "*watch('a'): the label is used already*",
+        ),
+        (
             "with gpu_memory.watch('a', max_latency='1 us'): pass",
             "*has no keyword 'max_latency'; accepted are max_peak,*",
         ),
@@ -363,6 +367,27 @@ def test_a_wrong_call_is_one_line(
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([message])
     result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_a_part_that_outlives_the_body_is_an_error_as_nothing_judges_it(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.fixture
+        def part(gpu_memory):
+            with gpu_memory.watch("part", max_peak="1 MiB"):
+                yield
+
+        def test_it(part, device_buffer):
+            device_buffer("2 MiB")
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*this test was judged already: measure in its body*"])
 
 
 COLLECTIONS = """
