@@ -266,7 +266,7 @@ class Footprints:
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; return a number for `gave_back`."""
         place = _PLACES.get(kind)
-        if self._sources is None or self._paused or place is None:
+        if self._sources is None or self._ours_before is not None or place is None:
             return 0
         self._buffers += 1
         self._emit(place, self._buffers, nbytes)

@@ -96,7 +96,7 @@ class MemoryLog:
 
     def settle(self, *, ours: bool = False) -> None:
         """Book the events since the last call, once every source has reported. `ours`: what was
-        allocated since then is no test's, except for buffers of fixtures."""
+        allocated since then is no test's."""
         pending = self._pending[:]  # other threads report meanwhile
         del self._pending[: len(pending)]
         pending.sort(key=attrgetter("at"))
@@ -111,7 +111,7 @@ class MemoryLog:
             freed = live.pop(event.address, None)
             if freed is not None:
                 changes.append(Change(-freed.nbytes, freed))
-            if not nbytes or (ours and event.layer != "fixture"):
+            if not nbytes or ours:
                 continue
             live[event.address] = event
             changes.append(Change(nbytes, event))

@@ -46,7 +46,7 @@ def on_its_device(method: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 def uncounted(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """As `on_its_device`; allocations inside count in no footprint, unless noted by `took`."""
+    """As `on_its_device`; allocations inside count in no footprint."""
 
     @wraps(method)
     def wrapped(*arguments: Args.args, **keywords: Args.kwargs) -> Result:
@@ -242,7 +242,7 @@ class Arena:
             check_cap(self.device, nbytes)
         allocate = make or partial(self.device.memory.allocate, kind=kind)
         allocation = self.with_room(partial(allocate, nbytes))
-        self._book(allocation, self.device.footprints.took(kind, nbytes))
+        self.book(allocation)
         buffer = (handle or Buffer)(self, allocation, elements, element)
         if kind.managed:
             self.managed.append(buffer)
@@ -272,7 +272,7 @@ class Arena:
         with self.device.memory.near_host():
             touch(array)
             allocation = self.device.memory.adopt(array, register=register)
-        self._book(allocation, self.device.footprints.took(allocation.kind, array.nbytes))
+        self.book(allocation)
         return Buffer(self, allocation, array.shape, array.dtype)
 
     def _refuse_shared(self, array: np.ndarray[Any, Any]) -> None:
@@ -355,14 +355,14 @@ class Arena:
     def allocate(self, nbytes: int) -> Allocation:
         kind = MemoryKind.DEVICE
         allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
-        self._book(allocation)
+        self.book(allocation)
         return allocation
 
     @uncounted
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         allocations = self.with_room(partial(self.device.memory.scatter, sizes, seed))
         for allocation in allocations:
-            self._book(allocation)
+            self.book(allocation)
         return allocations
 
     @uncounted
@@ -371,12 +371,12 @@ class Arena:
         self.device.footprints.gave_back(number)
         self.device.memory.free(allocation)
 
-    def _book(self, allocation: Allocation, number: int = 0) -> None:
+    def book(self, allocation: Allocation, number: int = 0) -> None:
         self._allocations[id(allocation)] = allocation, number
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
         _, number = self._allocations.pop(id(old), (None, 0))
-        self._book(new, number)
+        self.book(new, number)
 
     @uncounted
     def close(self) -> None:

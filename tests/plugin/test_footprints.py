@@ -686,9 +686,10 @@ CALLS = []
 def buffer(device_buffer):
     return device_buffer("1 MiB")
 
-@pytest.mark.gpumem(warmups=2, max_peak="1 MiB")
-def test_function(buffer, gpu_memory):
+@pytest.mark.gpumem(warmups=2, max_peak="2 MiB")
+def test_function(buffer, device_buffer, gpu_memory):
     CALLS.append("function")
+    device_buffer("1 MiB")
     with gpu_memory.watch("part"):
         pass
 
