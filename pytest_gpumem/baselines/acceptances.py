@@ -39,7 +39,7 @@ from pytest_gpumem.records import key_of, selects
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import from_plain
 from pytest_gpumem.revisions import files_at
-from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_margin, parse_share
+from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_margin
 
 FOLDER = Path(".gpumem", "accepted")  # below pytest's root folder
 BY_SIZE = ("time", "memory")  # figures that are accepted up to a size
@@ -218,7 +218,7 @@ def refusal(change: AcceptedChange) -> str | None:
         return f"{change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
     try:
         if change.figure == "time":
-            parse_share(up_to)
+            parse_margin(up_to)
         elif change.figure == "memory":
             parse_bytes(up_to)
         elif change.figure == "limit" and change.value != NONE:

@@ -205,6 +205,7 @@ def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path) 
             "--renamed-from: one TEST at a time has another name",
         ),
         ([TRIAD, "--reason", "why", "--change", "max_latency=3"], "'max_latency=3': '3' "),
+        ([TRIAD, "--reason", "why", "--change", "time=0%"], "'time=0%': '0%' allows nothing"),
         (
             [TRIAD, "--reason", "why", "--change", "max_copies=3"],
             f"{TRIAD} has no limit max_copies: nothing to accept",
