@@ -35,7 +35,7 @@ from pytest_gpumem.plugin.rows import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records import selects
+from pytest_gpumem.records import key_of, selects
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, Omission
 from pytest_gpumem.reporting import markdown
@@ -286,11 +286,13 @@ class Endings:
             missing = discharge(expectation, gpu.rows.of(nodeid), ended)
             if missing is None:
                 continue
-            if expectation.what in (ROW, TEST):
-                lost.add(nodeid)
             why_gone = gpu.baseline.added.why_gone(missing.key)
-            if missing.status == LOST and why_gone is not None:
+            accepted = missing.status == LOST and why_gone is not None
+            if accepted:
                 missing = replace(missing, status=ACCEPTED, reason=why_gone)
+            whole = not accepted or gpu.baseline.added.why_gone(key_of(nodeid, "")) is not None
+            if whole and expectation.what in (ROW, TEST):
+                lost.add(nodeid)
             ran = nodeid in gpu.rows.tests and gpu.rows.tests[nodeid].end is not None
             # Where a feature raised by mistake, no test is to blame.
             to_blame = gpu.broken and (ran or VerdictFeature.name in gpu.broken)

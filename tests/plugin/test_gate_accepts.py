@@ -242,6 +242,27 @@ def test_a_removed_test(gates: Gates) -> None:
     assert "test_copy " not in text
 
 
+def test_an_accepted_loss_of_one_row_excuses_no_other_loss_of_its_test(gates: Gates) -> None:
+    one = COPY.replace("(NBYTES))", "(NBYTES), label='one')")
+    body = one[one.index("    gpu_benchmark") :]
+    two = one + body.replace("one", "two")
+    gates.change({"test_it.py": TESTS.replace(COPY, one)})
+    gates.merge()
+    shutil.rmtree(gates.project.folder / ".gpumem-baseline")
+    save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save -k test_copy"
+    done = gates.project.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
+    assert done.returncode == 0, done.stdout + done.stderr
+    gates.change({"test_it.py": TESTS.replace(COPY, two)})
+    gates.merge()
+    gates.accept("test_it.py::test_copy[one]", "--change", "removed")
+    skips = two.replace(body, "    pytest.skip('not today')\n" + body)
+    gates.change({"test_it.py": TESTS.replace(COPY, skips)})
+    code, _, text = gates.gate("--screen-only origin/main -- -k test_copy")
+    assert code == 1, text
+    assert "accepted: test_it.py::test_copy[one]: removed (" in text
+    assert "lost: test_it.py::test_copy: its test skipped (not today)" in text
+
+
 def test_a_renamed_test_is_accepted_as_the_gate_says(gates: Gates) -> None:
     gates.change({"test_it.py": TESTS.replace("def test_copy", "def test_copy_renamed")})
     code, _, text = gates.gate()
