@@ -166,6 +166,8 @@ class DuetRow:
             if check.name == TIME:
                 if was is not None and now is not None:
                     self._judge_time(check, was, now)
+                elif was is None and self.pairs is None:
+                    self.decided[TIME] = check.new("base does not measure it")
             elif check.name != PEAK:
                 self.decided[check.name] = _judge_count(check, base, head)
             elif len(self.base) == PEAKS:

@@ -333,6 +333,22 @@ def test_exact_figures_that_base_does_not_have_are_new(gate: Gate) -> None:
     assert "gpumem gate: NEW test_it.py::test_new: base does not have it" in text
 
 
+def test_a_test_that_base_does_not_measure_is_new_after_one_pair(
+    gate: Gate, project: Project
+) -> None:
+    test = '@pytest.mark.gpumem(max_peak="1 GiB")\ndef test_a(device_buffer'
+    base = f"import pytest\n\n{test}):\n    device_buffer(1 << 20)\n"
+    project.write("test_a.py", base)
+    publish(project, "memory", "test_a.py")
+    measures = f"{test}, gpu_benchmark, gpu_kernels):\n    {COPY.replace('NBYTES', '1 << 20')}\n"
+    change = {"test_a.py": f"import pytest\n\n{measures}"}
+    code, text = gate(change, "origin/memory --max-regression 5% -- test_a.py")
+    assert code == 0, text
+    assert "NEW test_a.py::test_a: base does not have it" in text
+    duet = json.loads(Path("gpumem-results", "duet.json").read_text())
+    assert len(duet["processes"]) == 2
+
+
 def test_a_base_that_crashes_is_no_verdict(gate: Gate, exact: Project) -> None:
     exact.write("conftest.py", "import os\n\ndef pytest_runtest_setup():\n    os._exit(7)\n")
     publish(exact, "crash", "conftest.py")
