@@ -41,6 +41,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         _check_plugins(config)
         _check_paths(config)
         place = _baseline_place(config, settings) if whole is None else Path(whole["baseline"])
+        settings = settings._replace(baseline=str(place))
         chosen = _chosen(settings, place)
         visible = own_in_turn(settings, chosen)
         if visible is not None:

@@ -180,7 +180,7 @@ class Gate:
         document = results.document
         rows = document.rows
         missing: Sequence[Omission] = document.missing
-        folder = Path(str(document.settings.get("baseline") or ".benchmarks")).expanduser()
+        folder = Path(str(document.settings["baseline"]))
         history = partial(ancestry, self.base, folder=Path.cwd())
         self.baseline = Store(folder, document.device).load(history, self.all_accepted)
         real_devices: list[str] = []

@@ -497,6 +497,26 @@ def test_a_looser_limit_of_a_call_is_red(gate: Gate, project: Project) -> None:
     assert (ended, "in this change" in text) == (0, False), text
 
 
+def test_a_looser_limit_of_a_call_is_red_in_any_folder(
+    gate: Gate, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ini file says where the baseline is, relative to itself."""
+    test = CALLS[: CALLS.index("def test_latency")].replace("from kern", "from gpu.kern")
+    project.write("pytest.ini", f"{INI}gpumem_baseline = .gpumem-baseline\npythonpath = .\n")
+    project.write("gpu/kern.py", "NBYTES = 1 << 20\n")
+    project.write("gpu/test_time.py", test)
+    publish(project, "below", "gpu")
+    save = ". .venv/bin/activate; python -m pytest gpu --gpumem --gpumem-save"
+    done = project.run(save, SIMULATED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    project.write("gpu/test_time.py", test.replace("5%", "900%"))
+    monkeypatch.setenv("GPUMEM_DEVICE", "sim")
+    monkeypatch.chdir(project.folder / "gpu")
+    result = CliRunner().invoke(main, ["gate", "--screen-only", "origin/below", "--", "."])
+    assert result.exit_code == 1, result.output
+    assert "limit of gpu/test_time.py::test_time: max_regression 5% → 900%" in result.output
+
+
 # The simulated device
 
 
