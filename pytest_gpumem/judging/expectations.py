@@ -67,8 +67,6 @@ class Selection(Record, frozen=True):
     imported: on another machine, or with another library, they may run."""
     dividing: tuple[str, ...] = ()
     """Files of installed plugins that left out tests, which are among the selected all the same."""
-    files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of test files, by their path in node ids."""
     failures: dict[str, str] = field(default_factory=dict)
     """By node id of what failed in it: the first line of why."""
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -126,12 +124,6 @@ def against_base(
     if not ending.by_words:
         ending = ending._replace(reason=f"left out of {base_name} too")
     return ending._replace(base_too=True)
-
-
-def edited(nodeid: str, head: Selection, base: Selection) -> bool:
-    """True if a change edits the file of a test, so that limits of its calls may differ."""
-    file = nodeid.partition("::")[0]
-    return head.files.get(file) != base.files.get(file)
 
 
 class LooserLimit(NamedTuple):

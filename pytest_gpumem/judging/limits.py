@@ -237,9 +237,8 @@ def _faster_than(
     )
     if low > by:
         return check.finding(Outcome.PASS, f"{times} holds")
-    if high < by:
-        return check.finding(Outcome.FAIL, f"{times} does not hold")
-    return check.finding(Outcome.FAIL, f"{times} is not beyond doubt")
+    why = "does not hold" if high < by else "is not beyond doubt"
+    return check.finding(Outcome.FAIL, f"{times} {why}")
 
 
 # Exact counts of a launch

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,6 @@ class ExpectationFeature(Feature):
         """By node id of a deselected test: name and flag of the option, or whose hook and file."""
         self.modules: dict[str, tuple[How, str]] = {}
         """By node id of what was not collected: whether it failed or skipped, and why."""
-        self.files: dict[str, str] = {}  # in a gate: SHA-256 of test files, by path in node ids
         self.to_run: set[str] = set()  # node ids of the selected tests
         self.no_verdict: set[str] = set()
         """Of these, where a session only collects, those that a mark skips or expects to fail."""
@@ -91,7 +89,6 @@ class ExpectationFeature(Feature):
 
     def note(self, items: Iterable[pytest.Item]) -> None:
         """Take tests before any is deselected."""
-        in_gate = self.writes is not None or self._session.in_gate
         for item in items:
             measures = uses(item, BENCHMARK_FIXTURE) or uses(item, MEMORY_FIXTURE)
             if not measures:
@@ -99,10 +96,6 @@ class ExpectationFeature(Feature):
             limits = _limits_of(item, self._session.settings)
             relied_on = limits is not None and (measures or limits.origin)
             self.limits[item.nodeid] = limits if relied_on else None
-            file = item.nodeid.partition("::")[0]
-            if in_gate and file not in self.files:
-                with suppress(OSError):  # a test of no file
-                    self.files[file] = hashlib.sha256(item.path.read_bytes()).hexdigest()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
@@ -132,11 +125,11 @@ class ExpectationFeature(Feature):
     def _seen(self) -> list[Any]:
         to_run, idle, unrun = sorted(self.to_run), sorted(self.idle), self._session.unrun
         limits = msgspec.to_builtins(self.limits)
-        return [limits, self.left_out, self.modules, self.files, to_run, idle, unrun]
+        return [limits, self.left_out, self.modules, to_run, idle, unrun]
 
     def _take(self, seen: list[Any]) -> None:
         """Take what a worker has collected; each collects the same."""
-        limits, self.left_out, self.modules, self.files, to_run, idle, unrun = seen
+        limits, self.left_out, self.modules, to_run, idle, unrun = seen
         self.limits.update(msgspec.convert(limits, dict[str, Limits | None]))
         self.to_run.update(to_run)
         self.idle.update(idle)

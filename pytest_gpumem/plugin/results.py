@@ -239,7 +239,6 @@ def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeatur
         tuple(others),
         tuple(sorted({*expectations.no_verdict, *expectations.modules})),
         tuple(sorted(plugins)),
-        expectations.files,
         expectations.failures,
         gpu.rows.places,
         tuple(gpu.unrun),

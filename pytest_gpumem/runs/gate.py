@@ -21,13 +21,12 @@ from pytest_gpumem.judging.duet import DuetRow
 from pytest_gpumem.judging.expectations import (
     LooserLimit,
     Selection,
-    edited,
     excused,
     loosened,
     looser,
     may_be_excused,
 )
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.records import selects
 from pytest_gpumem.records.device import SIMULATED
@@ -35,7 +34,7 @@ from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
-from pytest_gpumem.revisions import DIRTY, ancestry
+from pytest_gpumem.revisions import DIRTY, ancestry, git
 from pytest_gpumem.runs.decisions import (
     conclude,
     crept_limits,
@@ -254,14 +253,22 @@ class Gate:
                 judged[oldest.key] = with_creep(judged[oldest.key], of_rows[oldest.key], oldest)
 
     def _compare_limits_of_calls(self, rows: Sequence[Row]) -> None:
-        """Compare the limits of calls, in test files that the change edits, with saved rows."""
+        """Compare limits of calls, in test files that the change edits, with those of BASE: of its
+        saved calls, else of its tests."""
+        words = ["diff", "--name-only", "--relative", "-z", self.merge_base]
+        edited = git(Path(self.of_head.root), words).split("\0")
         for row in rows:
             saved = self.baseline.saved(row)
-            new = self.of_base.lacks(row.nodeid)
-            if new or not saved or not edited(row.nodeid, self.of_head, self.of_base):
+            file = row.nodeid.partition("::")[0]
+            if self.of_base.lacks(row.nodeid) or not saved or file not in edited:
                 continue
-            base = saved[-1].limits
-            calls = [name for name in LIMITS if base.origin.get(name) == "call"]
+            base, calls = self.of_base.tests.get(row.nodeid, Limits()), []
+            for name in LIMITS:
+                if saved[-1].limits.origin.get(name) == "call":
+                    base = structs.replace(base, **{name: getattr(saved[-1].limits, name)})
+                elif name in OF_FOOTPRINT or row.limits.origin.get(name) != "call":
+                    continue
+                calls.append(name)
             self._add_looser(looser(row.key, row.limits, base, calls), self.all_accepted)
 
 

@@ -517,6 +517,29 @@ def test_a_looser_limit_of_a_call_is_red_in_any_folder(
     assert "limit of gpu/test_time.py::test_time: max_regression 5% → 900%" in result.output
 
 
+SLOW = {"conftest.py": slower("1.5")}
+
+
+@pytest.mark.parametrize(
+    ("call", "now", "line"),
+    [
+        (COPY, "max_regression='90%'", "test_copy: max_regression 5% → 90%"),
+        (COPY, "max_regression=None", "test_copy: max_regression 5% → none"),
+        (
+            MEASURE.format("mib << 20", ""),
+            "max_latency=None",
+            "test_sizes[16]: max_latency 1 s → none",
+        ),
+    ],
+)
+def test_a_call_of_the_change_that_loosens_a_limit_of_the_test_is_red(
+    gate: Gate, call: str, now: str, line: str
+) -> None:
+    code, text = gate(SLOW | replaced(call, f"{call[:-1]}, {now})"))
+    assert code == 1, text
+    assert f"test_it.py::{line} in this change (" in text
+
+
 # The simulated device
 
 
@@ -533,9 +556,6 @@ def test_a_simulated_device_takes_the_place_of_a_gpu_by_the_words_alone(
     )
     code, text = gate({}, f"{GPU} --gpumem-device sim")
     assert (code, gate_result(text)) == (0, "gpumem gate: green (simulated): 4 rows")
-
-
-SLOW = {"conftest.py": slower("1.5")}
 
 
 WITHOUT_LIMITS = replaced('@pytest.mark.gpumem(max_regression="5%")\n', "")["test_it.py"].replace(
