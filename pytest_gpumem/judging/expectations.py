@@ -98,13 +98,12 @@ class Selection(Record, frozen=True):
         `accepted`: whether a looser limit, by its name and new value, is accepted.
         """
         base = self.tests.get(nodeid, Limits())
-        values, origin = dict[str, str | None](), dict(limits.origin)
-        for name in names:
-            was, now = getattr(base, name), getattr(limits, name)
-            if demands_more(name, was, now) and not accepted(name, now):
+        values, origin = dict[str, str](), dict(limits.origin)
+        for _, name, was, now in looser(nodeid, limits, base, names):
+            if not accepted(name, now):
                 values[name] = was
                 origin[name] = f"{base.origin.get(name, 'limit')} of {base_name}"
-        return replace(limits, **values, origin=origin) if values else limits
+        return replace(limits, **values, origin=origin)
 
 
 def against_base(
@@ -115,9 +114,8 @@ def against_base(
     if ending.how in ("passed", *_FAILED):
         return ending
     if base.has(nodeid):
-        if ending.plugin and ending.plugin in base.dividing:
-            return ending._replace(by_words=True)
-        return ending._replace(by_words=False, in_base=True)
+        divided = ending.plugin in base.dividing
+        return ending._replace(by_words=divided, in_base=not divided)
     if expectation.what == ROW and base.leaves_out(nodeid):
         # It was measured once: a library that this machine lacks may be the reason.
         return ending
@@ -138,10 +136,8 @@ class LooserLimit(NamedTuple):
 def loosened(head: Selection, base: Selection) -> Iterator[LooserLimit]:
     """Yield the limits that a change loosens or removes, of tests that it still has."""
     for nodeid, limits in base.tests.items():
-        if nodeid in head.tests:
-            yield from looser(nodeid, head.tests[nodeid], limits)
-        elif nodeid in head.others:
-            yield from looser(nodeid, Limits(), limits)
+        if head.has(nodeid):
+            yield from looser(nodeid, head.tests.get(nodeid, Limits()), limits)
 
 
 def looser(
@@ -187,7 +183,7 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
     failed = ending.how in _FAILED
     ran = failed or ending.how == "passed"
     if what == ROW:
-        labels = [row.label for row in rows if row.measurement is not None]
+        labels = [row.label for row in rows if row.measurement or expectation.unmeasured]
         met = ran and expectation.label in labels
     elif what == TEST:
         measured = any(row.measured_something for row in rows)

@@ -87,7 +87,7 @@ def finish(
 
 
 def _write_report(gpu: GpuSession, path: Path) -> bool:
-    if not len(gpu.rows):
+    if not gpu.rows:
         gpu.remark(f"nothing was measured: {path} is not written")
         return True
     from pytest_gpumem.reporting import html
@@ -259,7 +259,7 @@ class Endings:
         gpu = self._session
         for key, row in gpu.baseline.expected(gpu.settings.mode).items():
             if gpu.baseline.merged.why_gone(key) is None:
-                yield Expectation(row.nodeid, label=row.label)
+                yield Expectation(row.nodeid, label=row.label, unmeasured=not row.measurement)
         if gpu.base is not None:
             yield from of_base(gpu.base, self._expected.idle)
         for nodeid, of_test in self._expected.limits.items():

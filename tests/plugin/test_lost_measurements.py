@@ -104,6 +104,27 @@ def test_what_is_lost_is_reported(
         assert all(f"lost: test_a.py::{name}: " in text for name in lost)
 
 
+WATCHED = """
+def test_parts(gpu_memory, device_buffer):
+    with gpu_memory.watch("load", max_peak="64 MiB"):
+        device_buffer("32 MiB")
+    with gpu_memory.watch("step"):
+        device_buffer("32 MiB")
+"""
+
+
+def test_a_watched_part_of_a_test_that_ends_is_lost(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(test_a=WATCHED)
+    assert gpumem("--gpumem-save").ret == 0
+    gpumem("--gpumem-strict").stdout.no_fnmatch_line("lost: *")
+    pytester.makepyfile(
+        test_a=WATCHED.replace('gpu_memory.watch("load"', 'gpu_memory.watch("read"')
+    )
+    result = gpumem("--gpumem-strict")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["lost: test_a.py::test_parts[[]load]: *"])
+
+
 def test_strict_fails_by_it(baseline: Any) -> None:
     assert baseline("", "--gpumem-strict")[0].ret == 0
     assert baseline("return", "--gpumem-strict")[0].ret == pytest.ExitCode.TESTS_FAILED
