@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from pytest_gpumem.baselines.acceptances import acceptances
 from pytest_gpumem.commands import (
     base_python_option,
     examples,
@@ -88,7 +89,8 @@ def duet(
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
     refuse(pytest_arguments, REFUSED)
-    wanted = RowFilter(frozenset(tests))
+    added = acceptances(Path.cwd()).split_at(base)[1]
+    wanted = RowFilter(frozenset(tests), old_names=added.old_names())
     sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
         code, run = play(

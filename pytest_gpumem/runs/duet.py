@@ -118,12 +118,11 @@ class Duet:
     @property
     def skipped_in_base(self) -> set[str]:
         """Node ids of the tests that skip in base."""
-        skipped = set()
+        skipped = set[str]()
         for process in self.processes:
             if process.side == BASE:
-                for nodeid, (outcome, _) in process.outcomes.items():
-                    if outcome == "skipped":
-                        skipped.add(nodeid)
+                outcomes = process.outcomes
+                skipped.update(name for name in outcomes if outcomes[name][0] == "skipped")
         return skipped
 
     def _open(self) -> list[str]:

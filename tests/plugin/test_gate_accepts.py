@@ -359,3 +359,6 @@ def test_a_renamed_test_is_held_against_its_old_name(gates: Gates) -> None:
     code, _, text = gates.gate(ALL)
     assert code == 1, text
     assert "FAIL (simulated) test_it.py::test_moved" in text
+    (repeat,) = [line for line in text.splitlines() if line.startswith("to repeat: gpumem ")]
+    repeated = CliRunner().invoke(main, shlex.split(repeat.removeprefix("to repeat: gpumem ")))
+    assert repeated.exit_code == 1, repeated.output
