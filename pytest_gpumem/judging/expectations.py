@@ -33,14 +33,14 @@ from pytest_gpumem.records.row import (
 )
 
 _FAILED = ("failed", "did not run")
-_NO_RESULT = ("skipped", "xfailed", "xpassed")
+NO_RESULT = ("skipped", "xfailed", "xpassed")
 
 
 class Expectation(NamedTuple):
     nodeid: str
     what: str = ROW  # as `Omission.what`
     label: str = ""  # of a measurement
-    unmeasured: bool = False  # BASE's test has a fixture that measures, and the change's has none
+    unmeasured: bool = False  # A row without a time; a test that measures in BASE alone
 
 
 class Ending(NamedTuple):
@@ -192,27 +192,21 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
         met = failed or any(what in judged(row) for row in rows)
     if met:
         return None
-    status, reason = _of_limit(what, ending) if what in LIMITS else _of_row(ending)
-    return Omission(
-        expectation.nodeid,
-        expectation.label,
-        status,
-        reason,
-        what,
-        ending.by_words,
-        ending.base_too,
-        ending.how,
-    )
+    status: Status = NOT_RUN
+    reason = ending.reason
+    if not ending.base_too:
+        status, reason = _of_limit(what, ending) if what in LIMITS else _of_row(ending)
+    nodeid, label = expectation.nodeid, expectation.label
+    by_words, base_too = ending.by_words, ending.base_too
+    return Omission(nodeid, label, status, reason, what, by_words, base_too, ending.how)
 
 
 def _of_row(ending: Ending) -> tuple[Status, str]:
     if ending.how == "passed":
         return LOST, "its test passed unmeasured"
-    if ending.base_too:
-        return NOT_RUN, ending.reason
     if ending.how == "did not run":
         return LOST, ending.reason
-    if ending.how == "failed" or ending.how in _NO_RESULT:
+    if ending.how == "failed" or ending.how in NO_RESULT:
         return LOST, f"its test {ending.reason or ending.how}"
     return _not_run(ending)
 
@@ -221,8 +215,6 @@ def _of_limit(name: str, ending: Ending) -> tuple[Status, str]:
     if ending.how in ("passed", "xfailed", "xpassed"):
         nothing = "watched no memory" if name in OF_FOOTPRINT else "measured nothing"
         return UNDECIDED, f"the test {ending.how} and {nothing}"
-    if ending.base_too:
-        return NOT_RUN, ending.reason
     return _not_run(ending)
 
 
@@ -255,7 +247,7 @@ def possibly_intended(omission: Omission) -> bool:
 
 def may_be_excused(omission: Omission) -> bool:
     # What the baseline holds, this GPU measured.
-    return omission.how in _NO_RESULT and not omission.base_too and omission.what != ROW
+    return omission.how in NO_RESULT and not omission.base_too and omission.what != ROW
 
 
 def excused(

@@ -32,19 +32,14 @@ def uses(item: pytest.Item, fixture: str) -> bool:
 
 def uses_benchmark(item: pytest.Item) -> bool:
     """True if a test has pytest-benchmark's fixture, whatever its name."""
-    if uses(item, "benchmark"):
-        return True
-    for fixture in _fixtures(item):
-        if getattr(fixture.func, "__module__", "") == "pytest_benchmark.plugin":
-            return True
-    return False
+    modules = {getattr(fixture.func, "__module__", "") for fixture in _fixtures(item)}
+    return uses(item, "benchmark") or "pytest_benchmark.plugin" in modules
 
 
 def measures(item: pytest.Item) -> bool:
     """False only if no fixture of a test could ask for another by `getfixturevalue`."""
-    if uses_benchmark(item):
-        return True
-    if "request" in getattr(getattr(item, "_fixtureinfo", None), "argnames", ()):
+    names = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
+    if uses_benchmark(item) or "request" in names:
         return True
     for fixture in _fixtures(item):
         package = str(fixture.func.__module__).partition(".")[0]
@@ -56,9 +51,8 @@ def measures(item: pytest.Item) -> bool:
 def _fixtures(item: pytest.Item) -> list[pytest.FixtureDef[Any]]:
     fixtures: list[pytest.FixtureDef[Any]] = []
     information = getattr(item, "_fixtureinfo", None)  # of a test that is a function
-    if information is not None:
-        for definitions in information.name2fixturedefs.values():
-            fixtures += definitions
+    for definitions in getattr(information, "name2fixturedefs", {}).values():
+        fixtures += definitions
     return fixtures
 
 

@@ -17,6 +17,7 @@ from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, com
 from pytest_gpumem.baselines.store import Store, untrusted
 from pytest_gpumem.files import revision_of, write_whole
 from pytest_gpumem.judging.expectations import (
+    NO_RESULT,
     Ending,
     Expectation,
     Selection,
@@ -158,7 +159,8 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
     strict = gpu.settings.strict
     failing = []
     for row in gpu.rows:
-        if row.measured_something and is_failure(row.verdict, strict):
+        judged = row.measured_something and gpu.rows.tests[row.nodeid].end not in NO_RESULT
+        if judged and is_failure(row.verdict, strict):
             failing.append(row)
     causes = []
     if failing:

@@ -164,15 +164,13 @@ class GpuSession:
 
         return msgspec.convert(base, Selection)
 
-    def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
+    def limits(self, item: pytest.Item, names: Iterable[str] = LIMITS) -> Limits:
         """The limits of a test, or in a gate those of BASE where they demand more."""
         marker = marker_limits(keywords_of(item))
         limits = merge_limits(None, marker, self.settings, names)
         return self.binding_limits(item.nodeid, limits, names)
 
-    def binding_limits(
-        self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)
-    ) -> Limits:
+    def binding_limits(self, nodeid: str, limits: Limits, names: Iterable[str] = LIMITS) -> Limits:
         """The same of a test that has these `limits`."""
         if self.base is None:
             return limits
@@ -323,6 +321,8 @@ class TestReports:
             if end == "failed":
                 row = replace(row, failed=True)
             elif end != "passed":
+                if not row.measured_something:
+                    continue
                 row = replace(without_verdict(row, end), failed=False)
             if self.error:
                 row = replace(row, test_error=True)
@@ -349,7 +349,7 @@ class Rows:
         """Take the same rows, judged again."""
         again = {row.key: row.verdict for row in rows}
         for test in self.tests.values():
-            test.rows = [replace(row, verdict=again[row.key]) for row in test.rows]
+            test.rows = [replace(row, verdict=again.get(row.key, row.verdict)) for row in test.rows]
 
     def of(self, nodeid: str) -> Sequence[Row]:
         return self.tests[nodeid].rows if nodeid in self.tests else ()
@@ -363,7 +363,7 @@ class Rows:
             yield from test.reported()
 
     def __len__(self) -> int:
-        return sum(len(test.rows) for test in self.tests.values())
+        return len(list(iter(self)))
 
 
 @dataclass

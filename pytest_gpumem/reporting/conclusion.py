@@ -62,9 +62,9 @@ class Conclusion:
 
 
 def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
-    measured = [row for row in rows if row.measured_something]
+    measured = sum(row.measured_something for row in rows)
     verb = "fails" if len(failing) == 1 else "fail"
-    return f"{len(failing)} of {counted(len(measured), 'row')} {verb}"
+    return f"{len(failing)} of {counted(measured, 'row')} {verb}"
 
 
 def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] = ()) -> list[str]:
@@ -87,9 +87,7 @@ def conclusion_lines(conclusion: Conclusion, width: int, further: Iterable[str] 
     drawn = []
     for line in lines:
         drawn += wrapped(printable(line), width, indent="    ")
-    for line in further:
-        if line not in drawn:
-            drawn.append(line)
+    drawn += [line for line in further if line not in drawn]
     return drawn + printable(list(conclusion.advice))  # a command stays on its line
 
 
@@ -224,10 +222,9 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
             groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
     sentences = []
     for those in sorted(groups.values(), key=lambda those: those[0].verdict.outcome.rank):
-        verdict, which = those[0].verdict, those[0].key
-        if len(those) > 1:
-            which = f"{counted(len(those), 'row')}, such as {which}"
-        sentences.append(f"{verdict.outcome.word} {which}: {verdict.reason}")
+        verdict = those[0].verdict
+        word = verdict.outcome.word
+        sentences += grouped((word, "row", row.key, verdict.reason) for row in those)
         if store and verdict.code is Code.MEASURED_DIFFERENTLY:
             sentences[-1] += "; gpumem gate BASE compares them"
     if store and any(outcome is Outcome.NEW for outcome, *_ in groups):  # the last sentence
@@ -238,9 +235,8 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
 def counts_text(rows: Sequence[Row]) -> str:
     """Such as "9 rows (simulated): 1 FAIL, 2 PASS; 1 test failed without a measurement"."""
     counts: Counter[Outcome] = Counter()
-    by_error, nothing, simulated = set[str](), set[str](), False
+    by_error, nothing = set[str](), set[str]()
     for row in rows:
-        simulated = simulated or row.verdict.simulated
         if not row.measured_something:
             nothing.add(row.nodeid)
             continue
@@ -250,7 +246,8 @@ def counts_text(rows: Sequence[Row]) -> str:
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):
         outcomes.append(f"{counts[outcome]} {outcome.word}")
-    parts = [f"{counted(counts.total(), 'row')}{mark(simulated)}"]
+    simulated = mark(any(row.verdict.simulated for row in rows))
+    parts = [f"{counted(counts.total(), 'row')}{simulated}"]
     if outcomes:
         parts[0] += f": {', '.join(outcomes)}"
     if by_error:

@@ -259,7 +259,29 @@ def test_an_expected_failure_stays_one(pytester: pytest.Pytester, gpumem: Run) -
     pytester.makepyfile(
         LIMITED.replace("@pytest.mark.gpumem", "@pytest.mark.xfail\n@pytest.mark.gpumem")
     )
-    gpumem("--gpumem-strict").assert_outcomes(passed=1, xfailed=1)
+    result = gpumem("--gpumem-strict")
+    result.assert_outcomes(passed=1, xfailed=1)
+    assert result.ret == 0
+    result.stdout.no_fnmatch_line("red*")
+
+
+def test_an_expected_failure_before_a_measurement_is_no_row(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.xfail
+        def test_fails(gpu_benchmark):
+            assert False
+        """
+    )
+    result = gpumem("--gpumem-max-latency", "1 s")
+    result.assert_outcomes(xfailed=1)
+    result.stdout.no_fnmatch_line("*1 test failed*")
+    result.stdout.no_fnmatch_line("*1 adopted benchmark*")
+    result.stdout.fnmatch_lines(["not judged: *test_fails, max_latency: the test xfailed and *"])
 
 
 # One measurement of a test against another
