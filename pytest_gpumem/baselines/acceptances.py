@@ -163,10 +163,10 @@ class Acceptances:
         newest = self.of(row_key, "limit", limit)
         if newest is None:
             return False
-        change = newest[1]
-        if change.value in (NONE, value):
+        accepted = newest[1].value
+        if accepted in (NONE, value):
             return True
-        return value is not None and not LIMITS[limit].looser(value, change.value)
+        return value is not None and not LIMITS[limit].looser(value, accepted)
 
     def split_at(self, revision: str) -> tuple[Acceptances, Acceptances]:
         """Return those whose files a revision has, and the others. Raises `RevisionError`."""
@@ -243,11 +243,9 @@ def write(root: Path, acceptance: Acceptance) -> Path:
 def covers(name: str, key: str) -> bool:
     """True if a name is a row's key, or a node id that selects the row's test."""
     of_test = key_of(name, "")
-    if key in (name, of_test):  # a key "t.py::a[label]", or a test "t.py::a" without a label
-        return True
-    if key.startswith(f"{of_test}["):  # a test "t.py::a" with any label
-        return True
-    return selects(name, key)  # "t.py", a folder, a class
+    # A key "t.py::a[label]"; a test "t.py::a", with any label; a file, a folder, a class.
+    exact = key in (name, of_test)
+    return exact or key.startswith(f"{of_test}[") or selects(name, key)
 
 
 def _digest(value: object) -> str:

@@ -278,10 +278,10 @@ def _advice(
 def _accept(
     conclusion: Conclusion, gate: Gate, left_out: Acceptances, lost: list[str]
 ) -> list[str]:
-    """Commands that accept what fails. A renamed or loosened test has one of its own."""
-    loosened: dict[str, list[str]] = {}  # by row, words that accept all that is red
+    """Commands that accept what fails. A renamed test has one of its own."""
+    loosened: dict[str, list[str]] = {}  # by row, options that accept all that is red
     for limit in gate.looser:
-        words = loosened.setdefault(limit.key, [limit.key])
+        words = loosened.setdefault(limit.key, [])
         words += ["--change", f"{limit.limit}={limit.now or 'none'}"]
     tests = list[str]()
     for row in failing_rows(conclusion.rows):
@@ -300,7 +300,10 @@ def _accept(
             others.append(test)
     commands = [(others[:EXPLAINED], more(others))] if others else []
     commands += [([new, "--renamed-from", old], "") for old, new in new_names.items()]
-    commands += [(words, "") for words in loosened.values()]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for key, words in loosened.items():
+        alike.setdefault(tuple(words), []).append(key)
+    commands += [([*keys, *options], "") for options, keys in alike.items()]
     return [f"gpumem accept {shlex.join(words)} --reason '...'{rest}" for words, rest in commands]
 
 

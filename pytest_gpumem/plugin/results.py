@@ -229,7 +229,7 @@ def _write_selection(file: str, gpu: GpuSession, expectations: ExpectationFeatur
             plugins.add(name)
         elif nodeid not in expectations.to_run:
             continue
-        if nodeid in expectations.no_verdict:
+        if nodeid in expectations.no_verdict or nodeid in gpu.without_gpu:
             continue
         if test is None:
             others.append(nodeid)

@@ -362,3 +362,28 @@ def test_a_renamed_test_is_held_against_its_old_name(gates: Gates) -> None:
     (repeat,) = [line for line in text.splitlines() if line.startswith("to repeat: gpumem ")]
     repeated = CliRunner().invoke(main, shlex.split(repeat.removeprefix("to repeat: gpumem ")))
     assert repeated.exit_code == 1, repeated.output
+
+
+HOSTS = """
+@pytest.mark.xfail
+@pytest.mark.gpumem(max_latency="1 s")
+def test_expected(gpu_benchmark):
+    assert False
+
+def test_host(benchmark):
+    benchmark(len, "")
+"""
+
+
+def test_a_looser_limit_of_the_project_is_accepted_by_one_command(gates: Gates) -> None:
+    """A benchmark of the host has no such limit, and a test that fails in BASE as expected."""
+    settings = "[pytest]\ngpumem_max_peak = 1 GiB\ngpumem_min_bandwidth = {}\n"
+    gates.change({"pytest.ini": settings.format("2 GB/s"), "test_host.py": f"import pytest{HOSTS}"})
+    gates.merge()
+    gates.change({"pytest.ini": settings.format("1 GB/s")})
+    code, last, text = gates.gate(ALL)
+    assert (code, last) == (1, "red: looser limits of 2 tests"), text
+    (line,) = [line for line in text.splitlines() if line.startswith("to accept, ")]
+    gates.accept(*shlex.split(line.partition(": gpumem accept ")[2].replace("--reason '...'", "")))
+    code, last, text = gates.gate(ALL)
+    assert (code, last) == (0, "green: 3 rows; 2 looser limits accepted"), text
