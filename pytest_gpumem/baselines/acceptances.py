@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from pytest_gpumem.files import content, parsed, write_whole
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import exact_count
-from pytest_gpumem.limits import EXACT, LIMITS, PEAK, TIME, relative
+from pytest_gpumem.limits import EXACT, LIMITS, PEAK, TIME, demands_more, relative
 from pytest_gpumem.outcomes import Code, FileError, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records import key_of, selects
@@ -164,9 +164,7 @@ class Acceptances:
         if newest is None:
             return False
         accepted = newest[1].value
-        if accepted in (NONE, value):
-            return True
-        return value is not None and not LIMITS[limit].looser(value, accepted)
+        return accepted == NONE or not demands_more(limit, accepted, value)
 
     def split_at(self, revision: str) -> tuple[Acceptances, Acceptances]:
         """Return those whose files a revision has, and the others. Raises `RevisionError`."""
@@ -261,8 +259,8 @@ def with_accepted_counts(row: Row, acceptances: Acceptances) -> Row:
     for name in relative(row.limits):
         newest = acceptances.of(row.key, "limit", name)
         if newest is not None:
-            change = newest[1]
-            values[name] = None if change.value == NONE else change.value
+            value = newest[1].value
+            values[name] = None if value == NONE else value
     origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
     return replace(row, limits=replace(row.limits, **values, origin=origin))
 

@@ -119,9 +119,7 @@ def screened(
 
 def waits(row: Row) -> bool:
     """True if a row's slow-down is judged at the session's end."""
-    if row.limits.max_regression is None or row.measurement is None:
-        return False
-    if row.verdict.comparison is None:
+    if None in (row.limits.max_regression, row.measurement, row.verdict.comparison):
         return False
     # A doubt about the whole measurement stays.
     return all(result.limit not in (TIME, "") for result in row.verdict.limits)

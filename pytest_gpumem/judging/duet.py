@@ -14,7 +14,7 @@ from statistics import fmean, median, median_low, stdev
 
 from pytest_gpumem.judging.differences import differences, measured_differently
 from pytest_gpumem.judging.finding import Check, change, check_of
-from pytest_gpumem.judging.footprint import judge_waits
+from pytest_gpumem.judging.footprint import judge_bytes, judge_waits
 from pytest_gpumem.judging.limits import judge_count
 from pytest_gpumem.judging.slowdown import PASSES, corrected_logs
 from pytest_gpumem.limits import COMPARED, MAX_WAITS, PEAK, TIME
@@ -111,7 +111,12 @@ def of_peaks(check: Check, head: Sequence[Footprint], base: Sequence[Footprint])
     if greatest:
         figure += f" ({change(middle / greatest - 1)})"
     most = parse_growth(check.written).most(greatest)
-    return check.at_most(middle, most, figure, Code.TOO_MUCH_MEMORY)
+    finding = check.at_most(middle, most, figure, Code.TOO_MUCH_MEMORY)
+    for footprint in head:  # a PASS must hold for what was not seen, too
+        result = judge_bytes(check, footprint, base)
+        if finding.outcome is Outcome.PASS and result.code in (Code.CONDITIONS, Code.NOT_READ):
+            return result
+    return finding
 
 
 # The rows of a duet

@@ -45,7 +45,7 @@ def judge_footprint(
         if check is None or (name in AT_THE_END and not footprint.ended):
             continue
         if name != MAX_WAITS:
-            yield _judge_bytes(check, footprint, past, no_history, fixtures_alone)
+            yield judge_bytes(check, footprint, past, no_history, fixtures_alone)
         elif footprint.waits is not None:
             yield judge_waits(check, footprint.waits, past, no_history, "the baseline")
 
@@ -85,12 +85,12 @@ def place_of(line: WaitLine) -> str:
     return f"{line.file}:{line.line}"
 
 
-def _judge_bytes(
+def judge_bytes(
     check: Check,
     footprint: Footprint,
     past: Sequence[Footprint],
-    no_history: str | None,
-    fixtures_alone: bool,
+    no_history: str | None = None,
+    fixtures_alone: bool = False,
 ) -> LimitResult:
     """Judge what was seen; a PASS must also hold for what was not."""
     finding = _judge_seen(check, footprint, past, no_history)

@@ -287,12 +287,11 @@ class Endings:
             missing = discharge(expectation, gpu.rows.of(nodeid), ended)
             if missing is None:
                 continue
-            why_gone = gpu.baseline.added.why_gone(missing.key)
-            accepted = missing.status == LOST and why_gone is not None
-            if accepted:
-                missing = replace(missing, status=ACCEPTED, reason=why_gone)
-            whole = not accepted or gpu.baseline.added.why_gone(key_of(nodeid, "")) is not None
-            if whole and expectation.what in (ROW, TEST):
+            why_gone = gpu.baseline.added.why_gone
+            gone = missing.status == LOST and why_gone(missing.key)
+            if gone:
+                missing = replace(missing, status=ACCEPTED, reason=gone)
+            if expectation.what in (ROW, TEST) and (not gone or why_gone(key_of(nodeid, ""))):
                 lost.add(nodeid)
             ran = nodeid in gpu.rows.tests and gpu.rows.tests[nodeid].end is not None
             # Where a feature raised by mistake, no test is to blame.

@@ -137,8 +137,8 @@ def _up_to_accepted(
     file, change = forgiving
     # The duet judged time and counts up to what is accepted.
     within = result.outcome is Outcome.PASS
-    if change.figure == "memory":
-        within = within or duet_row.head_peak <= parse_bytes(change.up_to or "")
+    if change.figure == "memory" and result.outcome is Outcome.FAIL:
+        within = duet_row.head_peak <= parse_bytes(change.up_to or "")
     elif change.figure == "measured" or change.value == NONE:
         within = True
     if not within:

@@ -34,7 +34,7 @@ from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
-from pytest_gpumem.revisions import DIRTY, ancestry, git
+from pytest_gpumem.revisions import ancestry, git
 from pytest_gpumem.runs.decisions import (
     conclude,
     crept_limits,
@@ -241,8 +241,6 @@ class Gate:
             self.crept |= dict.fromkeys(tests, revision)
             title = f"oldest revision of the reference {revision[:10]}"
             try:
-                if revision == "unknown" or revision.endswith(DIRTY):
-                    raise UserError("no commit holds the code of its oldest run")
                 with revision_side(revision, Path.cwd(), title) as side:
                     wanted = RowFilter(tests, of_rows, self.old_names)
                     of_oldest = self.play(side, wanted, f"creep-{revision}").rows

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_gpumem.judging.duet import LOOKS, judge_pairs, of_pairs, of_peaks
+from pytest_gpumem.judging.duet import LOOKS, PEAKS, judge_pairs, of_pairs, of_peaks
 from pytest_gpumem.judging.finding import Check
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
@@ -91,6 +93,10 @@ def test_pairs_that_agree_are_decided_on_either_side_of_the_limit() -> None:
         assert judge_pairs([change] * 5, LIMIT).outcome is outcome
 
 
+def watched(peak: int, **fields: Any) -> Footprint:
+    return Footprint(peak, **{"watched": ("CUPTI",), "driver_watched": True, **fields})
+
+
 def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base() -> None:
     check = Check("max_peak_regression", "2%", "marker")
     for head, base, outcome in [
@@ -101,5 +107,24 @@ def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base() -> None:
         ((1000, 1000), (1000, 1000, 1000), Outcome.UNDECIDED),  # one was not watched
         ((1000, 1000, 1000), (), Outcome.UNDECIDED),  # none of base
     ]:
-        sides = [[Footprint(peak=peak) for peak in peaks] for peaks in (head, base)]
+        sides = [[watched(peak) for peak in peaks] for peaks in (head, base)]
         assert of_peaks(check, *sides).outcome is outcome
+
+
+def test_a_peak_of_head_that_may_be_higher_does_not_pass() -> None:
+    """As in a session: without CUPTI, memory that the driver gives is not seen."""
+    check = Check("max_peak_regression", "0 B", "marker")
+    for unseen in (
+        {"driver_watched": False},
+        {"driver_watched": False, "watched": ()},
+        {"watched": ()},
+        {"peak_bound": 1001},
+    ):
+        head = [watched(1000, **unseen)] * PEAKS
+        base = [replace(footprint, peak_bound=None) for footprint in head]
+        assert of_peaks(check, head, base).outcome is Outcome.UNDECIDED, unseen
+    known = [watched(1000, peak_bound=1000)] * PEAKS
+    assert of_peaks(check, known, known).outcome is Outcome.PASS
+    grown = [watched(1001, driver_watched=False)] * PEAKS
+    before = [watched(1000, driver_watched=False)] * PEAKS
+    assert of_peaks(check, grown, before).outcome is Outcome.FAIL

@@ -207,6 +207,13 @@ def test_accepted_memory_is_the_middle_peak_of_the_duet(up_to: str, outcome: Out
     assert found.verdict.outcome is outcome
 
 
+def test_memory_that_was_not_read_is_not_accepted() -> None:
+    result = LimitResult(PEAK, Outcome.UNDECIDED, Code.NOT_READ, "not watched")
+    verdict = DuetRow("t.py::a", decided={PEAK: result}, head=[with_peak(0)])
+    found = after(with_peak(0), verdict, accepted("memory", "96 B"))
+    assert found.verdict.outcome is Outcome.UNDECIDED
+
+
 def test_another_way_of_measuring_is_red_unless_it_is_accepted() -> None:
     verdict = judged(Outcome.FAIL, "", Code.MEASURED_DIFFERENTLY)
     assert after(row(Code.NO_BASELINE, delta=None), verdict).failed
