@@ -44,16 +44,11 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     merge_base = git(folder, ["merge-base", "HEAD", commit], why).strip()
     # Stored text reaches git by standard input only, and only if it cannot be an option.
     commits = sorted(revision for revision in set(revisions) if _COMMIT.fullmatch(revision))
-    known = []
-    if commits:
-        kinds = git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=commits)
-        for revision, kind in zip(commits, kinds.splitlines(), strict=True):
-            if kind == "commit":
-                known.append(revision)
-    outside: list[str] = []
-    if known:
-        limits = [*known, f"^{merge_base}"]
-        outside = git(folder, ["rev-list", "--stdin"], given=limits).split()
+    kinds = git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=commits)
+    pairs = zip(commits, kinds.splitlines(), strict=True)
+    known = [revision for revision, kind in pairs if kind == "commit"]
+    limits = [*known, f"^{merge_base}"]
+    outside = git(folder, ["rev-list", "--stdin"], given=limits).split()
     within = set()
     for revision in known:
         # A stored id may be abbreviated.
@@ -72,9 +67,14 @@ def commit_of(base: str, here: Path) -> str:
     return git(here, words, f"BASE {base} is no revision of {here}; {accepted}").strip()
 
 
-def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
-    listed = git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
-    return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
+def files_at(commit: str, below: Path, folder: Path) -> set[str]:
+    """Return the names of the files in a folder that are as in a commit."""
+
+    def names(command: str) -> set[str]:
+        words = [command, "-z", "--name-only", commit, "--", f"{below.as_posix()}/"]
+        return {Path(path).name for path in git(folder, words).split("\0")}
+
+    return names("ls-tree") - names("diff")
 
 
 def _is_shallow(folder: Path) -> bool:

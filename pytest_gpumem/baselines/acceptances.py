@@ -167,14 +167,12 @@ class Acceptances:
         return accepted == NONE or not demands_more(limit, accepted, value)
 
     def split_at(self, revision: str) -> tuple[Acceptances, Acceptances]:
-        """Return those whose files a revision has, and the others. Raises `RevisionError`."""
+        """Return those whose files are as in a revision, and the others. Raises `RevisionError`."""
         if not self.files:
             return self, self
         names = files_at(revision, FOLDER, self.root)
-        before, added = dict[str, Acceptance](), dict[str, Acceptance]()
-        for name, acceptance in self.files.items():
-            side = before if name in names else added
-            side[name] = acceptance
+        before = {name: self.files[name] for name in self.files if name in names}
+        added = {name: self.files[name] for name in self.files if name not in names}
         return Acceptances(before, self.root), Acceptances(added, self.root)
 
     def _newest_first(self) -> Iterator[Accepted]:

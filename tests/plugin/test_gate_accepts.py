@@ -263,6 +263,18 @@ def test_an_accepted_loss_of_one_row_excuses_no_other_loss_of_its_test(gates: Ga
     assert "lost: test_it.py::test_copy: its test skipped (not today)" in text
 
 
+def test_an_edited_acceptance_of_base_is_one_of_the_change(gates: Gates) -> None:
+    gates.accept("test_it.py::test_other", "--change", "removed")
+    gates.merge()
+    (file,) = (gates.project.folder / ".gpumem" / "accepted").iterdir()
+    file.write_text(file.read_text().replace("test_other", "test_copy"))
+    label = COPY.replace("device_buffer(NBYTES))", 'device_buffer(NBYTES), label="new")')
+    gates.change({"test_it.py": TESTS.replace(COPY, label)})
+    code, last, text = gates.gate(ALL, [])
+    assert (code, last) == (1, "red: 1 measurement lost"), text
+    assert f"{file.name} does not count: add --accept-from-change" in text
+
+
 def test_a_renamed_test_is_accepted_as_the_gate_says(gates: Gates) -> None:
     gates.change({"test_it.py": TESTS.replace("def test_copy", "def test_copy_renamed")})
     code, _, text = gates.gate()
