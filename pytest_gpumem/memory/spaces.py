@@ -75,7 +75,7 @@ class Memory:
         Source: CUDA C++ Programming Guide, Unified Memory Programming.
         """
         homes: dict[str, Home] = {"host": "host", "device": "device", "none": "as left"}
-        if first_touch not in homes:
+        if not isinstance(first_touch, str) or first_touch not in homes:
             raise BadBuffer(
                 f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}"
             )

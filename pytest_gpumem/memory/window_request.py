@@ -55,7 +55,7 @@ def window_request(
     if not fitted and not (is_number and 0.0 <= float(hit_ratio) <= 1.0):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
     for name, value, words in (("hit", hit, _HIT), ("miss", miss, _MISS), ("where", where, _WHERE)):
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             accepted = '"{}", "{}" and "{}"'.format(*words)
             raise BadWindow(f"{name}={value!r}; accepted are {accepted}")
     if not isinstance(allow_thrash, bool):

@@ -118,6 +118,12 @@ def test_a_wrong_advice_is_refused_before_anything_is_allocated(
             assert device.live == []
 
 
+@pytest.mark.parametrize("place", ["gpu", ["host"], None])
+def test_a_wrong_first_touch_is_refused(memory: Memory, place: Any) -> None:
+    with pytest.raises(BadBuffer, match="accepted are 'host', 'device', 'none'"):
+        memory.managed(N, first_touch=place)
+
+
 def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it(
     device: Advising,
 ) -> None:

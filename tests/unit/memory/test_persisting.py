@@ -161,6 +161,7 @@ def test_what_cannot_be_is_refused_before_anything_changes(
             "window=6 MiB at offset 3 MiB goes beyond the end of <device buffer, 8 MiB",
         ),
         ({"where": "kernel"}, 'where=\'kernel\'; accepted are "stream", "graph" and "launch"'),
+        ({"where": np.array([1, 2])}, "where=array([1, 2]); accepted are"),
         ({"allow_thrash": "yes"}, "allow_thrash='yes'; accepted are True and False"),
         ({"set_aside": np.array([1, 2])}, "set_aside=array([1, 2]); accepted are"),
     ]

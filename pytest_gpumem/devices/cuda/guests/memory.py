@@ -228,7 +228,8 @@ class NumbaMemory(Source):
 
     def settle(self) -> None:
         context = sys.modules["numba.cuda"].current_context()
-        for holder in (context, context.memory_manager):
+        # Numba's simulator has no memory manager.
+        for holder in (context, getattr(context, "memory_manager", None)):
             pending = getattr(holder, "deallocations", None)
             if pending is not None:
                 pending.clear()
