@@ -323,8 +323,7 @@ class Endings:
                 reason += " of the ini file"
             return Ending("left out", reason, by_words, plugin=name if kind == PLUGIN else "")
         for module, (how, why) in noted.modules.items():
-            within = module == nodeid or selects(module, nodeid)
-            if within and nodeid not in noted.to_run:
+            if selects(module, nodeid) and nodeid not in noted.to_run:
                 return Ending(how, why)
         if nodeid in noted.to_run or not self._complete:
             return Ending("not reached", "not reached")
@@ -334,8 +333,9 @@ class Endings:
             by_words = bool(options.file_or_dir)
             reason = "not in the arguments" if by_words else "outside of testpaths"
             return Ending("not asked for", reason, by_words)
-        if self._deselects("deselect", nodeid):
-            return Ending("left out", "deselected by --deselect", by_words=True)
+        for option in ("deselect", "lf"):
+            if self._deselects(option, nodeid):
+                return Ending("left out", f"deselected by --{option}", by_words=True)
         if _ignored(nodeid, config):
             by_words = bool(options.ignore or options.ignore_glob)
             return Ending("left out", "ignored", by_words)

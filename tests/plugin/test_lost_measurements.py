@@ -168,6 +168,16 @@ def test_what_was_not_asked_for_is_not_lost(
     assert said == found
 
 
+def test_what_lf_leaves_out_is_not_lost(baseline: Any, pytester: pytest.Pytester) -> None:
+    """pytest collects no file that had no failure."""
+    pytester.makepyfile(test_b="def test_b(): assert False")
+    baseline("")
+    result, found = baseline("", "--lf")
+    result.assert_outcomes(failed=1)
+    assert found == dict.fromkeys(NAMES, "not run")
+    result.stdout.fnmatch_lines(["not run: 6 measurements, such as *: deselected by --lf"])
+
+
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
 def test_a_test_that_an_early_end_leaves_out_is_not_lost(
     baseline: Any, pytester: pytest.Pytester, how: tuple[str, ...]
