@@ -171,8 +171,8 @@ def test_what_was_not_asked_for_is_not_lost(
 def test_what_lf_leaves_out_is_not_lost(baseline: Any, pytester: pytest.Pytester) -> None:
     """pytest collects no file that had no failure."""
     pytester.makepyfile(test_b="def test_b(): assert False")
-    baseline("")
-    result, found = baseline("", "--lf")
+    baseline("", "-p", "cacheprovider")
+    result, found = baseline("", "-p", "cacheprovider", "--lf")
     result.assert_outcomes(failed=1)
     assert found == dict.fromkeys(NAMES, "not run")
     result.stdout.fnmatch_lines(["not run: 6 measurements, such as *: deselected by --lf"])
