@@ -226,7 +226,9 @@ class Duet:
             nodeid, limits = key, Limits()
             if key in rows:
                 nodeid = rows[key].nodeid
-            if key in head.rows:
+            if self.wanted.limits:
+                limits = self.wanted.limits[key]
+            elif key in head.rows:
                 limits = self._limits_of(head.rows[key])
             self._rows[key] = row = DuetRow(key, nodeid, limits, key in self.wanted.differing)
             troubles = _troubles(key, pair)
@@ -235,20 +237,18 @@ class Duet:
                 if any(selects(key, test) for test in base.finished | head.finished):
                     why = "nothing was measured"
                 row.end(None, why)
-            elif troubles:
+            elif troubles and not (key in rows and self.wanted.limits and _fails(troubles)):
                 _end(row, troubles, pair)
         if self.wanted.limits is None and head.error is None:
             # Tests and files without a row that fail in head alone, such as by an import.
             for nodeid in head.outcomes:
                 troubles = _troubles(nodeid, pair)
                 covered = any(covers(nodeid, key) for key in self._rows)
-                if not covered and _fails_in_head_alone(troubles):
+                if not covered and _fails(troubles) == [HEAD]:
                     self._rows[nodeid] = DuetRow(nodeid, nodeid)
                     _end(self._rows[nodeid], troubles, pair)
 
     def _limits_of(self, row: Row) -> Limits:
-        if self.wanted.limits is not None:
-            return self.wanted.limits[row.key]
         limits = {name: getattr(row.limits, name) for name in compared_limits(row)}
         if row.measurement is not None or not limits:
             limit = row.limits.max_regression
@@ -290,13 +290,13 @@ def _texts(troubles: Troubles) -> list[str]:
     return [f"{side}: {why}" for side, (why, _) in troubles.items()]
 
 
-def _fails_in_head_alone(troubles: Troubles) -> bool:
-    return [side for side, (_, failed) in troubles.items() if failed] == [HEAD]
+def _fails(troubles: Troubles) -> list[str]:
+    return [side for side, (_, failed) in troubles.items() if failed]
 
 
 def _end(row: DuetRow, troubles: Troubles, pair: Pair) -> None:
     outcome, texts = None, _texts(troubles)
-    if _fails_in_head_alone(troubles):
+    if _fails(troubles) == [HEAD]:
         outcome = Outcome.FAIL
     elif not row.base and troubles == {BASE: GONE}:
         # The row may be another one of base under a new label.

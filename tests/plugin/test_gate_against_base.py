@@ -349,6 +349,19 @@ def test_a_test_that_base_does_not_measure_is_new_after_one_pair(
     assert len(duet["processes"]) == 2
 
 
+def test_a_test_that_fails_once_in_the_first_pair_is_measured_again(
+    gate: Gate, project: Project
+) -> None:
+    runs = project.folder.parent / "runs"
+    fails = f"with open({str(runs)!r}, 'a+') as file:\n        print(file=file)\n"
+    fails += f"    assert open({str(runs)!r}).read().count('\\n') != 2"
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    change = replaced(COPY, f"{fails}\n    {COPY}")
+    code, text = gate(change, "origin/main -- -k test_copy")
+    assert code == 0, text
+    assert "pair 1 is taken again: test_it.py::test_copy: head: failed, AssertionError" in text
+
+
 def test_a_base_that_crashes_is_no_verdict(gate: Gate, exact: Project) -> None:
     exact.write("conftest.py", "import os\n\ndef pytest_runtest_setup():\n    os._exit(7)\n")
     publish(exact, "crash", "conftest.py")
