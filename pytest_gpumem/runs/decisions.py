@@ -47,7 +47,7 @@ BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
 def limits_for_duet(
     rows: Sequence[Row], base: Selection, accepted: Acceptances
 ) -> dict[str, Limits]:
-    """Return the limits that a duet decides, by row key: in doubt, or accepted by the change."""
+    """Return the limits that a duet decides, by row key: in doubt, "base", or accepted."""
     failing = failing_in_themselves(rows)
     limits = {}
     for row in rows:
@@ -58,6 +58,7 @@ def limits_for_duet(
         if not failed.issubset(compared):
             continue  # no duet clears the others
         doubted = {result.limit for result in results if result.code is not Code.NOT_READ}
+        doubted.update(relative(row.limits))
         if "" in doubted:  # about the whole measurement
             doubted.update(compared)
         values, origin = {}, dict(row.limits.origin)
@@ -176,7 +177,7 @@ def crept_limits(
     limits: dict[str, Limits] = {}
     for name, run in oldest.items():
         if accepted.forgiving(row.key, name) is None:
-            revision = run.file.revision or "unknown"
+            revision = str(run.file.revision)
             of_row = limits.get(revision, Limits(origin=row.limits.origin))
             limits[revision] = structs.replace(of_row, **{name: getattr(row.limits, name)})
     return limits
@@ -322,9 +323,7 @@ def conclude(
         return end(Exit.NO_VERDICT, *causes)
 
     # Green
-    free = 0
-    for row in rows:
-        free += row.measurement is not None and row.limits.max_regression is None
+    free = sum(row.measurement is not None and row.limits.max_regression is None for row in rows)
     if free:
         remarks.append(
             f"no max_regression for {free} of {all_rows}, so no slow-down there is detected; "
@@ -350,10 +349,10 @@ def _lost(missing: Sequence[Omission]) -> list[str]:
 
 def state_of(row: Row, new: Collection[str]) -> State:
     verdict = row.verdict
-    by_figures = row.measured_something and verdict.outcome is Outcome.FAIL
-    if by_figures and not row.test_error:
+    fails = verdict.outcome is Outcome.FAIL
+    if fails and row.measured_something and not row.test_error:
         return State.FAILED
-    if row.failed or verdict.outcome is Outcome.FAIL:
+    if row.failed or fails:
         return State.ERROR
     if verdict.outcome in (Outcome.NEW, Outcome.UNDECIDED):
         doubts = {result.limit for result in verdict.limits}

@@ -265,6 +265,29 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     assert copied in Path("gpumem-results", "summary.md").read_text()
 
 
+def test_a_count_that_base_has_lowered_is_held_to_base(gate: Gate, project: Project) -> None:
+    """The reference has both counts."""
+    test = """
+import pytest
+
+@pytest.mark.gpumem(max_gpu_page_faults="base")
+def test_faults(gpu_benchmark, managed_buffer, prefetched_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, managed_buffer(1 << 20))
+"""
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    for name, buffer in (("faults", "managed"), ("lowered", "prefetched")):
+        project.write("test_it.py", test.replace("managed_buffer(", f"{buffer}_buffer("))
+        publish(project, name)
+        save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save"
+        done = project.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
+        assert done.returncode == 0, done.stdout + done.stderr
+    code, text = gate({"README.md": "words\n"}, "origin/lowered")
+    assert code == 0, text
+    code, text = gate({"test_it.py": test}, "origin/lowered")
+    assert code == 1, text
+    assert "0 GPU page faults in a launch in base, above max_gpu_page_faults base" in text
+
+
 def test_what_to_do_about_many_tests_names_five_and_says_that_there_are_more(
     gate: Gate, exact: Project
 ) -> None:

@@ -83,6 +83,10 @@ def test_conditions_leave_every_compared_limit_open() -> None:
     assert wanted(throttled) == {"t.py::a": {"max_regression": "1%", "max_copies": "base"}}
 
 
+def test_a_count_limited_by_base_is_for_the_duet_whatever_the_reference_has() -> None:
+    assert wanted(row(max_copies="base", max_kernels="3")) == {"t.py::a": {"max_copies": "base"}}
+
+
 def test_other_rows_are_not() -> None:
     for one in [
         row(Outcome.FAIL, max_latency="1 us"),  # whatever a duet says
