@@ -21,7 +21,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,11 +48,7 @@ NONE = "none"  # value of a limit that a change removes
 Figure = Literal["time", "memory", "limit", "removed", "renamed", "measured"]
 NotBlank = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
-FORGIVES: Mapping[str, Figure] = {
-    TIME: "time",
-    PEAK: "memory",
-    **dict.fromkeys(EXACT, "limit"),
-}
+FORGIVES: Mapping[str, Figure] = {TIME: "time", PEAK: "memory", **dict.fromkeys(EXACT, "limit")}
 """By the name of a limit that compares with earlier runs: the figure that forgives it."""
 
 
@@ -141,12 +137,15 @@ class Acceptances:
         since = acceptance.base or acceptance.utc
         return _digest([change.row, change.figure, change.up_to, since])
 
-    def why_gone(self, row_key: str) -> str | None:
-        """Return why a row may be missing, such as "removed (ann: obsolete)", or None."""
+    def why_gone(self, row_key: str, keys: Collection[str] | None = None) -> str | None:
+        """Return why a row may be missing, such as "removed (ann: obsolete)", or None.
+        `keys`: a renamed row has one now."""
         for acceptance, change in self._newest_first():
             if change.figure == "removed" and covers(change.row, row_key):
                 return f"removed {acceptance.why}"
-            if change.figure == "renamed" and covers(change.up_to or "", row_key):
+            old = change.up_to or ""
+            exists = keys is None or change.row + row_key[len(old) :] in keys
+            if change.figure == "renamed" and covers(old, row_key) and exists:
                 return f"renamed to {change.row} {acceptance.why}"
         return None
 
@@ -268,8 +267,6 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
     if row.test_error:
         return
     for result in row.verdict.limits:
-        if result.outcome is Outcome.ACCEPTED:
-            continue
         if result.code is Code.MEASURED_DIFFERENTLY:
             yield AcceptedChange(row.key, "measured")
         elif result.outcome is Outcome.FAIL and result.limit in FORGIVES:
@@ -279,9 +276,9 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
 
 
 def _measured(row: Row, limit: str) -> str | None:
-    if FORGIVES[limit] == "time":
+    if limit == TIME:
         return _slow_down(row)
-    if FORGIVES[limit] == "memory":
+    if limit == PEAK:
         return None if row.footprint is None else format_bytes(max(peaks_of(row.footprint)))
     if limit in relative(row.limits) and row.measurement is not None:
         count = exact_count(row.measurement, limit)
@@ -302,13 +299,9 @@ def _slow_down(row: Row) -> str | None:
 
 def absolute_limits(row: Row) -> list[str]:
     """Return the failing limits that no acceptance forgives."""
-    names = []
-    for result in row.verdict.limits:
-        if result.outcome is Outcome.FAIL and result.limit:
-            compares = FORGIVES.get(result.limit) in BY_SIZE or result.limit in relative(row.limits)
-            if not compares:
-                names.append(result.limit)
-    return names
+    forgiven = ("", TIME, PEAK, *relative(row.limits))
+    failing = [result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL]
+    return [name for name in failing if name not in forgiven]
 
 
 def command(row: Row) -> str:

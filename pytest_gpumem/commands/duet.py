@@ -178,7 +178,7 @@ def exit_code(duet: Duet, *, strict: bool) -> int:
     if not any(row.results for row in duet.rows):
         return Exit.NO_VERDICT
     simulated = duet.device is not None and duet.device.simulated
-    if strict and (simulated or any(outcome is not Outcome.PASS for outcome in outcomes)):
+    if strict and (simulated or set(outcomes) != {Outcome.PASS}):
         return Exit.NO_VERDICT
     return Exit.FINE
 
@@ -210,7 +210,7 @@ def _table(rows: Sequence[DuetRow], width: int, colour: bool, simulated: str) ->
         for latency in row.latencies:
             figures.append("" if latency is None else format_time(latency))
         if row.pairs is None:
-            figures += ["", "", "", ""]
+            figures += [""] * 4
         else:
             figures.append(change(row.pairs.change))
             for end in row.pairs.bounds:
@@ -277,7 +277,5 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
     for key, row in process.rows.items():
         if row.measurement is not None:
             rows[key] = list(row.measurement.medians)
-    plain: dict[str, Any] = {}
-    for name in ("pair", "side", "attempt", "pid", "utc", "seconds", "error"):
-        plain[name] = getattr(process, name)
-    return plain | {"rows": rows}
+    names = ("pair", "side", "attempt", "pid", "utc", "seconds", "error")
+    return {name: getattr(process, name) for name in names} | {"rows": rows}

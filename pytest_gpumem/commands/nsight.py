@@ -154,10 +154,7 @@ def explain(base: str, test: str, pytest_arguments: tuple[str, ...]) -> int:
 
 
 def _show(title: str, lines: dict[str, list[str]]) -> None:
-    if not lines:
-        click.echo(f"{title}: nothing")
-        return
-    click.echo(f"{title}:")
+    click.echo(f"{title}:" if lines else f"{title}: nothing")
     for place, differences in lines.items():
         click.echo(printable(f"  {place}"))
         for difference in differences:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,9 @@ class Endings:
     def omissions(self) -> Iterator[Omission]:
         gpu = self._session
         ends, lost = dict[str, Ending](), set[str]()
+        keys = {key_of(row.nodeid, "") for row in gpu.rows}
+        keys.update(self._expected.idle, (row.key for row in gpu.rows))
+        why_gone = partial(gpu.baseline.added.why_gone, keys=keys)
         for expectation in self._expectations():
             nodeid = expectation.nodeid
             if expectation.what != ROW and nodeid in lost:
@@ -287,7 +291,6 @@ class Endings:
             missing = discharge(expectation, gpu.rows.of(nodeid), ended)
             if missing is None:
                 continue
-            why_gone = gpu.baseline.added.why_gone
             gone = missing.status == LOST and why_gone(missing.key)
             if gone:
                 missing = replace(missing, status=ACCEPTED, reason=gone)

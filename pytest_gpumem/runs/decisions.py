@@ -341,7 +341,6 @@ def conclude(
 
 
 def _lost(missing: Sequence[Omission]) -> list[str]:
-    """Such as "1 measurement and 2 tests lost"; empty if nothing is."""
     counts = Counter(THINGS.get(omission.what, "limit") for omission in lost(missing))
     parts = [counted(count, thing) for thing, count in counts.items()]
     return [f"{' and '.join(parts)} lost"] if parts else []

@@ -376,6 +376,18 @@ def test_a_renamed_test_is_held_against_its_old_name(gates: Gates) -> None:
     assert repeated.exit_code == 1, repeated.output
 
 
+def test_what_a_renamed_file_has_no_more_is_lost(gates: Gates) -> None:
+    gates.change({"test_new.py": TESTS.replace(COPY, "")})
+    (gates.project.folder / "test_it.py").unlink()
+    assert gates.gate(ALL)[0] == 1
+    gates.accept("test_new.py", "--renamed-from", "test_it.py")
+    code, last, text = gates.gate(ALL)
+    assert (code, last) == (1, "red: 1 measurement lost"), text
+    assert "lost: test_it.py::test_copy: its test is no longer collected" in text
+    gates.accept("test_it.py::test_copy")
+    assert gates.gate(ALL)[0] == 0
+
+
 HOSTS = """
 @pytest.mark.xfail
 @pytest.mark.gpumem(max_latency="1 s")
