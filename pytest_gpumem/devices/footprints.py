@@ -184,6 +184,15 @@ class Footprints:
             self._end_ours(growth)
 
     @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """As `ours`; buffers that fixtures give inside count until it ends."""
+        with self.ours():
+            yield
+        for change in self.log.changes[self._ours_first :]:
+            if change.nbytes > 0:
+                change.event.owner = FIXTURES  # with an owner, it does not count
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """As `ours`, and no source takes time inside: for timed samples."""
         if self._paused:
@@ -266,7 +275,7 @@ class Footprints:
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; return a number for `gave_back`."""
         place = _PLACES.get(kind)
-        if self._sources is None or self._ours_before is not None or place is None:
+        if self._sources is None or self._paused or place is None:
             return 0
         self._buffers += 1
         self._emit(place, self._buffers, nbytes)

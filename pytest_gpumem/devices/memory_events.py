@@ -96,7 +96,7 @@ class MemoryLog:
 
     def settle(self, *, ours: bool = False) -> None:
         """Book the events since the last call, once every source has reported. `ours`: what was
-        allocated since then is no test's."""
+        allocated since then is no test's, except for buffers of fixtures."""
         pending = self._pending[:]  # other threads report meanwhile
         del self._pending[: len(pending)]
         pending.sort(key=attrgetter("at"))
@@ -111,7 +111,7 @@ class MemoryLog:
             freed = live.pop(event.address, None)
             if freed is not None:
                 changes.append(Change(-freed.nbytes, freed))
-            if not nbytes or ours:
+            if not nbytes or (ours and event.layer != "fixture"):
                 continue
             live[event.address] = event
             changes.append(Change(nbytes, event))
@@ -175,13 +175,13 @@ def account(changes: Sequence[Change]) -> Account:
 
 def live_of(changes: Iterable[Change]) -> list[AllocationEvent]:
     """What these changes allocate and do not free, largest first; no segments of pools."""
-    living: dict[int, AllocationEvent] = {}
+    living = dict[AllocationEvent, int]()
     for change in changes:
         if change.nbytes <= 0:
-            living.pop(id(change.event), None)
+            living.pop(change.event, None)
         elif change.event.owner is None:
-            living[id(change.event)] = change.event
-    return sorted(living.values(), key=attrgetter("nbytes"), reverse=True)
+            living[change.event] = change.nbytes
+    return sorted(living, key=attrgetter("nbytes"), reverse=True)
 
 
 def claim(changes: Iterable[Change], library: str, missing: int) -> bool:

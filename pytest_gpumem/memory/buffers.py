@@ -46,7 +46,7 @@ def on_its_device(method: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 def uncounted(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """As `on_its_device`; allocations inside count in no footprint."""
+    """As `on_its_device`; allocations inside count in no footprint, unless noted by `took`."""
 
     @wraps(method)
     def wrapped(*arguments: Args.args, **keywords: Args.kwargs) -> Result:
@@ -216,8 +216,7 @@ class Arena:
             self.stream = device.streams.create()
         self.seed = seed
         self.checks = False  # within a check of a result
-        self._allocations: dict[int, tuple[Allocation, int]] = {}
-        """By `id`: each allocation, with its number in the test's footprint, or 0."""
+        self._allocations: dict[Allocation, int] = {}  # numbers in the test's footprint, or 0
         self._guests: dict[int, tuple[Any, Buffer]] = {}  # by `id` of an array over a buffer
         self.managed: list[Buffer] = []
         self._made = 0  # buffers: each has another seed
@@ -242,7 +241,7 @@ class Arena:
             check_cap(self.device, nbytes)
         allocate = make or partial(self.device.memory.allocate, kind=kind)
         allocation = self.with_room(partial(allocate, nbytes))
-        self.book(allocation)
+        self._allocations[allocation] = self.device.footprints.took(kind, nbytes)
         buffer = (handle or Buffer)(self, allocation, elements, element)
         if kind.managed:
             self.managed.append(buffer)
@@ -272,18 +271,16 @@ class Arena:
         with self.device.memory.near_host():
             touch(array)
             allocation = self.device.memory.adopt(array, register=register)
-        self.book(allocation)
+        self._allocations[allocation] = self.device.footprints.took(allocation.kind, array.nbytes)
         return Buffer(self, allocation, array.shape, array.dtype)
 
     def _refuse_shared(self, array: np.ndarray[Any, Any]) -> None:
         """Refuse a pageable array in memory of a buffer."""
         first = int(array.__array_interface__["data"][0])
         end = first + array.nbytes
-        for allocation, _ in self._allocations.values():
-            if allocation.kind is not MemoryKind.REGISTERED:
-                continue
-            start = allocation.host_address
-            if start < end and first < start + allocation.nbytes:
+        for allocation in self._allocations:
+            start, locked = allocation.host_address, allocation.kind is MemoryKind.REGISTERED
+            if locked and start < end and first < start + allocation.nbytes:
                 raise BadBuffer(
                     "this array's memory is page-locked by registered_buffer until the test ends"
                 )
@@ -306,8 +303,7 @@ class Arena:
         """Return the buffer that an argument is, or that an array made by `guest` lies in."""
         if isinstance(argument, Buffer):
             return argument
-        array, buffer = self._guests.get(id(argument), (None, None))
-        return buffer if array is argument else None
+        return self._guests.get(id(argument), (None, None))[1]
 
     def taken(self, argument: Any) -> Any:
         """Return the buffer of an argument, a pageable one of a NumPy array, or the argument."""
@@ -325,11 +321,10 @@ class Arena:
 
     def pad(self, nbytes: int) -> None:
         """Have what is allocated next lie elsewhere."""
-        for allocation in self._padding:
-            self.release(allocation)
-        self._padding = []
+        while self._padding:
+            self.release(self._padding.pop())
         if nbytes:
-            self._padding = [self.allocate(nbytes)]
+            self._padding.append(self.allocate(nbytes))
 
     def keep(self, other: Arena) -> None:
         """Close another arena with this one, or when memory is short."""
@@ -353,30 +348,24 @@ class Arena:
 
     @uncounted
     def allocate(self, nbytes: int) -> Allocation:
-        kind = MemoryKind.DEVICE
-        allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
-        self.book(allocation)
+        allocate = partial(self.device.memory.allocate, nbytes, MemoryKind.DEVICE)
+        allocation = self.with_room(allocate)
+        self._allocations[allocation] = 0
         return allocation
 
     @uncounted
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         allocations = self.with_room(partial(self.device.memory.scatter, sizes, seed))
-        for allocation in allocations:
-            self.book(allocation)
+        self._allocations.update(dict.fromkeys(allocations, 0))
         return allocations
 
     @uncounted
     def release(self, allocation: Allocation) -> None:
-        _, number = self._allocations.pop(id(allocation), (None, 0))
-        self.device.footprints.gave_back(number)
+        self.device.footprints.gave_back(self._allocations.pop(allocation, 0))
         self.device.memory.free(allocation)
 
-    def book(self, allocation: Allocation, number: int = 0) -> None:
-        self._allocations[id(allocation)] = allocation, number
-
     def replaced(self, old: Allocation, new: Allocation) -> None:
-        _, number = self._allocations.pop(id(old), (None, 0))
-        self.book(new, number)
+        self._allocations[new] = self._allocations.pop(old, 0)
 
     @uncounted
     def close(self) -> None:
@@ -384,7 +373,7 @@ class Arena:
         allocations, self._allocations, self._padding = self._allocations, {}, []
         self._guests.clear()
         with ExitStack() as stack:
-            for allocation, number in allocations.values():
+            for allocation, number in allocations.items():
                 stack.callback(self.device.footprints.gave_back, number)
                 stack.callback(self.device.memory.free, allocation)
             stack.callback(self.close_kept)

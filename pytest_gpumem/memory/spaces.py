@@ -200,8 +200,6 @@ class Memory:
         return self.arena.adopt(array, register=register)
 
     def _give(self, buffer: Any, like: Any) -> Any:
-        number = buffer.device.footprints.took(buffer.kind, buffer.nbytes)
-        self.arena.book(buffer.allocation, number)
         return buffer if like is None else self.arena.guest(buffer, like)
 
 

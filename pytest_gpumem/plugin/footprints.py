@@ -54,7 +54,7 @@ class FootprintFeature(Feature):
             if settings.limits[name] is not None:
                 written.append(f"{settings.origins[name]}: {name} {settings.limits[name]}")
         if written and session.facts.simulated:
-            why = f"{NO_FIXTURE_SIMULATED}, and judges no others"
+            why = f"{NO_FIXTURE_SIMULATED}, and judges only tests with them"
             session.remark(f"{', '.join(written)}: {why}")
 
     def setup(self, item: pytest.Item) -> None:
@@ -265,14 +265,12 @@ class WatchedTest:
         @wraps(body)
         def function(*arguments: Any, **keywords: Any) -> Any:
             self.warms_up = True
-            try:
-                with self.session.footprints.ours():
-                    for _ in range(times):
-                        body(*arguments, **keywords)
-                    # Garbage of the warm-ups, freed later, would make up for what is kept.
-                    gc.collect()
-            finally:
-                self.warms_up = False
+            with self.session.footprints.warming_up():
+                for _ in range(times):
+                    body(*arguments, **keywords)
+                # Garbage of the warm-ups, freed later, would make up for what is kept.
+                gc.collect()
+            self.warms_up = False
             if self.count_waits is not None:
                 self.count_waits()
             return body(*arguments, **keywords)

@@ -528,7 +528,7 @@ def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(
     pytester.makepyfile(test_it="def test_of_a_library(): pass")
     result = gpumem("--gpumem-max-kept", "0 B")
     assert result.ret == 0
-    why = "a simulated device counts only the buffers of fixtures, and judges no others"
+    why = "a simulated device counts only the buffers of fixtures, and judges only tests with them"
     limit = f"--gpumem-max-kept: max_kept 0 B: {why}"
     assert limit in " ".join(result.stdout.str().split())
     result = gpumem("--gpumem-max-kept", "0 B", "--gpumem-max-peak", "1 MiB")
@@ -689,9 +689,9 @@ def buffer(device_buffer):
 @pytest.mark.gpumem(warmups=2, max_peak="2 MiB")
 def test_function(buffer, device_buffer, gpu_memory):
     CALLS.append("function")
-    device_buffer("1 MiB")
-    with gpu_memory.watch("part"):
-        pass
+    with gpu_memory.watch("part") as used:
+        device_buffer("1 MiB")
+    assert used.peak == 2**20
 
 class TestMethod:
     @pytest.mark.gpumem(warmups=1, max_peak="1 MiB")
@@ -722,6 +722,21 @@ def test_a_function_is_called_before_its_memory_counts(
         "TestMethod::test_method[7]",
     }
     assert found["test_it.py::test_function"]["verdict"]["outcome"] == "PASS"
+
+
+def test_buffers_of_several_threads_count(pytester: pytest.Pytester, gpumem: Run) -> None:
+    _, found = results(
+        pytester,
+        gpumem,
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        def test_it(device_buffer, gpu_memory):
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(device_buffer, 64 * ["1 MiB"]))
+        """,
+    )
+    assert found["test_it.py::test_it"]["footprint"]["peak"] == 64 * MIB
 
 
 @pytest.mark.parametrize(
