@@ -21,7 +21,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -137,15 +137,13 @@ class Acceptances:
         since = acceptance.base or acceptance.utc
         return _digest([change.row, change.figure, change.up_to, since])
 
-    def why_gone(self, row_key: str, keys: Collection[str] | None = None) -> str | None:
+    def why_gone(self, row_key: str, renamed: bool = True) -> str | None:
         """Return why a row may be missing, such as "removed (ann: obsolete)", or None.
-        `keys`: a renamed row has one now."""
+        `renamed`: it may have another name now."""
         for acceptance, change in self._newest_first():
             if change.figure == "removed" and covers(change.row, row_key):
                 return f"removed {acceptance.why}"
-            old = change.up_to or ""
-            exists = keys is None or change.row + row_key[len(old) :] in keys
-            if change.figure == "renamed" and covers(old, row_key) and exists:
+            if renamed and change.figure == "renamed" and covers(change.up_to or "", row_key):
                 return f"renamed to {change.row} {acceptance.why}"
         return None
 

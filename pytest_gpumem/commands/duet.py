@@ -89,13 +89,12 @@ def duet(
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
     refuse(pytest_arguments, REFUSED)
-    added = acceptances(Path.cwd()).split_at(base)[1]
-    wanted = RowFilter(frozenset(tests), old_names=added.old_names())
     sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
+        added = acceptances(Path.cwd()).split_at(base)[1]
         code, run = play(
             {BASE: first, HEAD: second},
-            wanted,
+            RowFilter(frozenset(tests), old_names=added.old_names()),
             pytest_arguments,
             max_regression=max_regression,
             file=file,

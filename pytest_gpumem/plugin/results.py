@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from pytest_gpumem.plugin.rows import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records import key_of, selects
+from pytest_gpumem.records import key_of, selects, under_other_name
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, Omission
 from pytest_gpumem.reporting import markdown
@@ -172,13 +171,12 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
     if not causes:
         return None
     failing = worst_first(failing)
-    changed, limits, tests = [], list[str](), dict[str, None]()
+    changed = [row for row in failing if any(changes_of(row))]
+    limits, tests = list[str](), dict[str, None]()
     root, folder = gpu.config.rootpath, gpu.config.invocation_params.dir
     for row in failing:
         limits += absolute_limits(row)
         tests[seen_from(folder, row.nodeid, root)] = None
-        if any(changes_of(row)):
-            changed.append(row)
     accept = [command(row) + more(changed, 1) for row in changed[:1]]
     without = (*gpu.config.option.file_or_dir, BY_NAME["save"].flag)
     repeat = [session_of(tests, map(str, gpu.config.invocation_params.args), without)]
@@ -273,28 +271,33 @@ class Endings:
                 if getattr(limits, name) is not None and not free:
                     yield Expectation(nodeid, name)
 
-    def omissions(self) -> Iterator[Omission]:
+    def _omission(self, expectation: Expectation, nodeid: str) -> Omission | None:
+        """`nodeid`: of its test now."""
         gpu = self._session
-        ends, lost = dict[str, Ending](), set[str]()
-        keys = {key_of(row.nodeid, "") for row in gpu.rows}
-        keys.update(self._expected.idle, (row.key for row in gpu.rows))
-        why_gone = partial(gpu.baseline.added.why_gone, keys=keys)
+        ended = self._ended(nodeid)
+        if gpu.base is not None:
+            ended = against_base(ended, expectation, gpu.base, gpu.base_name)
+        return discharge(expectation._replace(nodeid=nodeid), gpu.rows.of(nodeid), ended)
+
+    def omissions(self) -> Iterator[Omission]:
+        gpu, lost = self._session, set[str]()
+        added = gpu.baseline.added
+        new_names = {old: new for new, old in added.old_names().items()}
         for expectation in self._expectations():
             nodeid = expectation.nodeid
             if expectation.what != ROW and nodeid in lost:
                 continue
-            if nodeid not in ends:
-                ends[nodeid] = self._ended(nodeid)
-            ended = ends[nodeid]
-            if gpu.base is not None:
-                ended = against_base(ended, expectation, gpu.base, gpu.base_name)
-            missing = discharge(expectation, gpu.rows.of(nodeid), ended)
+            missing = self._omission(expectation, nodeid)
             if missing is None:
                 continue
-            gone = missing.status == LOST and why_gone(missing.key)
+            now = self._omission(expectation, under_other_name(nodeid, new_names))
+            if now is not None and now.how != "gone":
+                missing, nodeid = now, now.nodeid
+            gone = missing.status == LOST and added.why_gone(missing.key, now is None)
             if gone:
                 missing = replace(missing, status=ACCEPTED, reason=gone)
-            if expectation.what in (ROW, TEST) and (not gone or why_gone(key_of(nodeid, ""))):
+            whole = not gone or added.why_gone(key_of(nodeid, ""), now is None)
+            if whole and expectation.what in (ROW, TEST):
                 lost.add(nodeid)
             ran = nodeid in gpu.rows.tests and gpu.rows.tests[nodeid].end is not None
             # Where a feature raised by mistake, no test is to blame.
@@ -346,10 +349,6 @@ class Endings:
 
 
 def _ignored(nodeid: str, config: pytest.Config) -> bool:
-    file = config.rootpath / nodeid.partition("::")[0]
-    for path in (file, *file.parents):
-        if path == config.rootpath:
-            break
-        if config.hook.pytest_ignore_collect(collection_path=path, config=config):
-            return True
-    return False
+    file, ignore = Path(nodeid.partition("::")[0]), config.hook.pytest_ignore_collect
+    paths = [config.rootpath / path for path in (file, *file.parents[:-1])]
+    return any(ignore(collection_path=path, config=config) for path in paths)

@@ -18,7 +18,7 @@ from pytest_gpumem.baselines.store import reduced
 from pytest_gpumem.judging.duet import LOOKS, DuetRow
 from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
-from pytest_gpumem.records import selects
+from pytest_gpumem.records import selects, under_other_name
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row
@@ -138,11 +138,9 @@ class Duet:
     def _take_pair(self, number: int) -> None:
         """Measure what is open in one pair, and again what is in trouble."""
         keys = self._open()
-        tests = None  # before the first pair no row is known
+        tests = sorted(self.wanted.tests) or None  # before the first pair no row is known
         if number > 1:
             tests = self._tests(keys)
-        elif self.wanted.tests:
-            tests = sorted(self.wanted.tests)
         for attempt in range(1, ATTEMPTS + 1):
             last = attempt == ATTEMPTS
             pair = self._measure(number, attempt, tests)
@@ -186,9 +184,8 @@ class Duet:
         if process.device is None:
             return
         self.device = self.device or process.device
-        first, device = [
-            f"{facts.key} {facts.uuid or ''}".strip() for facts in (self.device, process.device)
-        ]
+        both = self.device, process.device
+        first, device = [f"{facts.key} {facts.uuid or ''}".strip() for facts in both]
         if first != device:
             raise UserError(
                 f"the processes ran on different devices: {first} and {device}; "
@@ -300,10 +297,8 @@ def _end(row: DuetRow, troubles: Troubles, pair: Pair) -> None:
         outcome = Outcome.FAIL
     elif not row.base and troubles == {BASE: GONE}:
         # The row may be another one of base under a new label.
-        gone = []
-        for key, other in pair[BASE].rows.items():
-            if other.nodeid == row.nodeid and key not in pair[HEAD].rows:
-                gone.append(key)
+        rows, now = pair[BASE].rows, pair[HEAD].rows
+        gone = [key for key in rows if rows[key].nodeid == row.nodeid and key not in now]
         if gone:
             texts.append(f"base measures {', '.join(gone)} in that test, head does not")
         else:
@@ -320,23 +315,16 @@ def _test_of(key: str, process: ProcessRecord) -> str | None:
     return None
 
 
-def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
-    for name, other in names.items():
-        if selects(name, nodeid):
-            return other + nodeid[len(name) :]
-    return nodeid
-
-
 def _rename(process: ProcessRecord, old_names: Mapping[str, str]) -> None:
     """Give tests of base their names in head."""
     new_names = {old: new for new, old in old_names.items()}
-    rows, outcomes = {}, {}
-    for row in process.rows.values():
+    rows, outcomes = process.rows.values(), process.outcomes
+    process.rows, process.outcomes = {}, {}
+    for row in rows:
         renamed = structs.replace(row, nodeid=under_other_name(row.nodeid, new_names))
-        rows[renamed.key] = renamed
-    for nodeid, outcome in process.outcomes.items():
-        outcomes[under_other_name(nodeid, new_names)] = outcome
-    process.rows, process.outcomes = rows, outcomes
+        process.rows[renamed.key] = renamed
+    for nodeid in outcomes:
+        process.outcomes[under_other_name(nodeid, new_names)] = outcomes[nodeid]
 
 
 def _with_medians(row: Row) -> Row:

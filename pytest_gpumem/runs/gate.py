@@ -28,7 +28,7 @@ from pytest_gpumem.judging.expectations import (
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
-from pytest_gpumem.records import selects
+from pytest_gpumem.records import selects, under_other_name
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Omission, Row
@@ -42,7 +42,7 @@ from pytest_gpumem.runs.decisions import (
     with_creep,
     with_duets,
 )
-from pytest_gpumem.runs.duet import Duet, RowFilter, under_other_name
+from pytest_gpumem.runs.duet import Duet, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, pytest_command, running, switch_off
 from pytest_gpumem.runs.worktree import Side, revision_side, working_tree
 from pytest_gpumem.settings import ACCEPTS, ANNOUNCE, BASE_SELECTION, BASELINE_OF, SELECTION
@@ -191,7 +191,7 @@ class Gate:
             self._compare_limits_of_calls(rows)
             duet = self._duet(rows, missing)
             if duet is not None:
-                judged.update((row.key, row) for row in duet.rows)
+                judged = {row.key: row for row in duet.rows}
                 missing = excused(missing, duet.skipped_in_base, self.base)
                 if not any(row.outcome is Outcome.FAIL for row in duet.rows):
                     self._check_creep(rows, judged)
@@ -212,9 +212,7 @@ class Gate:
 
     def _duet(self, rows: Sequence[Row], missing: Sequence[Omission]) -> Duet | None:
         """Play the duet with BASE; None where there is nothing to decide."""
-        limits = dict[str, Limits]()
-        if not self.screen_only:
-            limits = limits_for_duet(rows, self.of_base, self.accepted)
+        limits = {} if self.screen_only else limits_for_duet(rows, self.of_base, self.accepted)
         skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
         if limits:
             self.say(f"a duet decides {counted(len(limits), 'row')}")

@@ -374,6 +374,8 @@ def test_a_renamed_test_is_held_against_its_old_name(gates: Gates) -> None:
     (repeat,) = [line for line in text.splitlines() if line.startswith("to repeat: gpumem ")]
     repeated = CliRunner().invoke(main, shlex.split(repeat.removeprefix("to repeat: gpumem ")))
     assert repeated.exit_code == 1, repeated.output
+    wrong = CliRunner().invoke(main, ["duet", "no-such"])
+    assert "BASE no-such is no revision" in wrong.output
 
 
 def test_what_a_renamed_file_has_no_more_is_lost(gates: Gates) -> None:
@@ -386,6 +388,18 @@ def test_what_a_renamed_file_has_no_more_is_lost(gates: Gates) -> None:
     assert "lost: test_it.py::test_copy: its test is no longer collected" in text
     gates.accept("test_it.py::test_copy")
     assert gates.gate(ALL)[0] == 0
+
+
+def test_a_test_of_a_renamed_file_that_base_skips_too_is_not_lost(gates: Gates) -> None:
+    text = f"{TESTS}\ndef test_skips(gpu_benchmark):\n    pytest.skip('one GPU')\n"
+    gates.change({"test_it.py": text})
+    gates.merge()
+    gates.change({"test_new.py": text})
+    (gates.project.folder / "test_it.py").unlink()
+    gates.accept("test_new.py", "--renamed-from", "test_it.py")
+    code, _, text = gates.gate(ALL)
+    assert code == 0, text
+    assert "not run: test_new.py::test_skips: skipped in origin/main too" in text
 
 
 HOSTS = """
