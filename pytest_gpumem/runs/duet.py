@@ -146,7 +146,7 @@ class Duet:
             pair = self._measure(number, attempt, tests)
             if not self._rows:
                 crash = pair[BASE].error or pair[HEAD].error
-                if crash is not None and not last:
+                if crash and not last:
                     self._say(f"pair {number} is taken again: {crash}")
                     continue
                 self._begin(pair)
@@ -154,7 +154,7 @@ class Duet:
             troubles = {}
             for key in keys:
                 trouble = self._take(self._rows[key], pair, last=last)
-                if trouble is not None:
+                if trouble:
                     troubles[key] = trouble
             keys = list(troubles)
             if last or not keys:
@@ -220,9 +220,8 @@ class Duet:
             if self.wanted.selects(measured):
                 rows[measured.key] = measured
         for key in (*rows, *self.wanted.missing(rows)):
-            nodeid, limits = key, Limits()
-            if key in rows:
-                nodeid = rows[key].nodeid
+            nodeid = rows[key].nodeid if key in rows else key
+            limits = Limits()
             if self.wanted.limits:
                 limits = self.wanted.limits[key]
             elif key in head.rows:
@@ -277,8 +276,7 @@ def _trouble_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
     if nodeid is None:
         return GONE
     outcome, words = process.outcomes[nodeid]
-    is_file = key.startswith(f"{nodeid}::")
-    if words and not is_file:
+    if words and not key.startswith(f"{nodeid}::"):  # of a test
         words = f"{outcome}, {words}"
     return words or outcome, outcome == "failed"
 

@@ -166,11 +166,10 @@ class Gate:
 
     def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
         for change in changes:
+            newest = self.accepted.of(change.key, "limit", change.limit)
             if not accepted.allows(change.key, change.limit, change.now):
                 self.looser.append(change)
-                continue
-            newest = self.accepted.of(change.key, "limit", change.limit)
-            if newest is not None:  # else BASE accepts it
+            elif newest is not None:  # else BASE accepts it
                 self.accepted_limits.append((change, newest[0].why))
 
     # Sentence 3
@@ -251,12 +250,12 @@ class Gate:
     def _compare_limits_of_calls(self, rows: Sequence[Row]) -> None:
         """Compare limits of calls, in test files that the change edits, with those of BASE: of its
         saved calls, else of its tests."""
-        words = ["diff", "--name-only", "--relative", "-z", self.merge_base]
+        words = ["diff", "--name-only", "--no-renames", "--relative", "-z", self.merge_base]
         edited = git(Path(self.of_head.root), words).split("\0")
         for row in rows:
-            saved = self.baseline.saved(row)
-            file = row.nodeid.partition("::")[0]
-            if self.of_base.lacks(row.nodeid) or not saved or file not in edited:
+            old = under_other_name(row.nodeid, self.old_names)
+            saved = self.baseline.saved(structs.replace(row, nodeid=old))
+            if self.of_base.lacks(row.nodeid) or not saved or old.partition("::")[0] not in edited:
                 continue
             base, calls = self.of_base.tests.get(row.nodeid, Limits()), []
             for name in LIMITS:

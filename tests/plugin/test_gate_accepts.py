@@ -402,6 +402,22 @@ def test_a_test_of_a_renamed_file_that_base_skips_too_is_not_lost(gates: Gates) 
     assert "not run: test_new.py::test_skips: skipped in origin/main too" in text
 
 
+def test_a_call_of_a_renamed_test_that_loosens_its_limit_is_red(gates: Gates) -> None:
+    call = TESTS.replace(COPY, COPY.replace("(NBYTES))", '(NBYTES), max_latency="2 s")'))
+    gates.change({"test_it.py": call})
+    gates.merge()
+    save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save"
+    done = gates.project.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
+    assert done.returncode == 0, done.stdout + done.stderr
+    gates.change({"test_new.py": call.replace("2 s", "9 s")})
+    (gates.project.folder / "test_it.py").unlink()
+    gates.gate(ALL)
+    gates.accept("test_new.py", "--renamed-from", "test_it.py")
+    code, _, text = gates.gate(f"--screen-only {ALL}")
+    assert code == 1, text
+    assert "limit of test_new.py::test_copy: max_latency 2 s → 9 s in this change" in text
+
+
 HOSTS = """
 @pytest.mark.xfail
 @pytest.mark.gpumem(max_latency="1 s")
