@@ -68,7 +68,7 @@ def finish(
     # A profiler forbids verdicts.
     if not gpu.config.option.collectonly and not gpu.ranges.tool_attached():
         gpu.missing.extend(Endings(gpu, expectations, complete).omissions())
-    if not (gpu.rows or gpu.missing or gpu.settings.save or report is not None):
+    if not (gpu.rows or gpu.missing or gpu.settings.save or report):
         return False
     failed = gpu.settings.strict and bool(open_under_strict(gpu.missing))
     if gpu.settings.save:
@@ -78,11 +78,11 @@ def finish(
         except UserError as error:
             gpu.remark(f"--gpumem-save: {error}")
             failed = True
-    if report is not None and not _write_report(gpu, report):
+    if report and not _write_report(gpu, report):
         failed = True
     if os.environ.get("GITHUB_STEP_SUMMARY") and gpu.announces:
         why = markdown.summarise(markdown.page(_run(gpu)), os.environ)
-        if why is not None:
+        if why:
             gpu.remark(why)
     return failed
 
@@ -133,7 +133,7 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
         )
         lines += drawn.splitlines()
     ledger = gpu.ledger
-    if ledger is not None and ledger.spent:  # workers keep accounts
+    if ledger and ledger.spent:  # workers keep accounts
         spent, total = format_time(ledger.spent), format_time(ledger.total)
         lines.append(f"budget: {spent} of {total} spent on measuring")
     # Not wrapped: some end with a command to copy.
@@ -141,7 +141,7 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
         lines += missing_lines(gpu.missing)
     lines += gpu.remarks
     conclusion = _conclusion(gpu) if gpu.announces else None
-    if conclusion is not None:
+    if conclusion:
         lines += conclusion_lines(conclusion, columns())
     if lines:
         writer.ensure_newline()  # so that the section's heading has no blank line below
@@ -198,12 +198,12 @@ def _save(gpu: GpuSession, *, complete: bool) -> Iterator[str]:
         yield "nothing was measured, nothing is stored"
         return
     fork = untrusted(os.environ)
-    if fork is not None:
+    if fork:
         yield f"nothing is stored of code that is not ours: {fork}"
         return
     revision = revision_of(entries.commit_info(gpu.config))
     saved = Store(gpu.place, gpu.facts).save(rows, revision, gpu.settings.mode, gpu.baseline)
-    if saved.path is not None:
+    if saved.path:
         line = f"{saved.saved} of {counted(len(rows), 'row')} stored in {gpu.place}"
         if str(revision).endswith(DIRTY):
             line += " with uncommitted changes: no gate uses it"
@@ -261,7 +261,7 @@ class Endings:
         for key, row in gpu.baseline.expected(gpu.settings.mode).items():
             if gpu.baseline.merged.why_gone(key) is None:
                 yield Expectation(row.nodeid, label=row.label, unmeasured=not row.measurement)
-        if gpu.base is not None:
+        if gpu.base:
             yield from of_base(gpu.base, self._expected.idle)
         for nodeid, of_test in self._expected.limits.items():
             limits = gpu.binding_limits(nodeid, of_test or Limits())
@@ -275,7 +275,7 @@ class Endings:
         """`nodeid`: of its test now."""
         gpu = self._session
         ended = self._ended(nodeid)
-        if gpu.base is not None:
+        if gpu.base:
             ended = against_base(ended, expectation, gpu.base, gpu.base_name)
         return discharge(expectation._replace(nodeid=nodeid), gpu.rows.of(nodeid), ended)
 
@@ -288,10 +288,10 @@ class Endings:
             if expectation.what != ROW and nodeid in lost:
                 continue
             missing = self._omission(expectation, nodeid)
-            if missing is None:
+            if not missing:
                 continue
             now = self._omission(expectation, under_other_name(nodeid, new_names))
-            if now is not None and now.how != "gone":
+            if now and now.how != "gone":
                 missing, nodeid = now, now.nodeid
             gone = missing.status == LOST and added.why_gone(missing.key, now is None)
             if gone:
@@ -316,7 +316,7 @@ class Endings:
     def _ended(self, nodeid: str) -> Ending:
         gpu, reports = self._session, self._session.rows.tests.get(nodeid)
         config, options, noted = gpu.config, self._options, self._expected
-        if reports is not None and reports.end is not None:
+        if reports and reports.end:
             if nodeid in gpu.unrun:
                 return Ending("did not run", gpu.unrun[nodeid])
             skipped = f"skipped ({reports.skip})" if reports.skip else "skipped"
@@ -339,9 +339,12 @@ class Endings:
             by_words = bool(options.file_or_dir)
             reason = "not in the arguments" if by_words else "outside of testpaths"
             return Ending("not asked for", reason, by_words)
-        for option in ("deselect", "lf"):
+        words = ["deselect"]
+        if getattr(config.pluginmanager.get_plugin("lfplugin"), "_last_failed_paths", None):
+            words.append("lf")  # else all run
+        for option in words:
             if self._deselects(option, nodeid):
-                return Ending("left out", f"deselected by --{option}", by_words=True)
+                return Ending("left out", f"deselected by --{option}", True)
         if _ignored(nodeid, config):
             by_words = bool(options.ignore or options.ignore_glob)
             return Ending("left out", "ignored", by_words)

@@ -178,6 +178,19 @@ def test_what_lf_leaves_out_is_not_lost(baseline: Any, pytester: pytest.Pytester
     result.stdout.fnmatch_lines(["not run: 6 measurements, such as *: deselected by --lf"])
 
 
+def test_what_ends_is_lost_where_lf_leaves_nothing_out(
+    gpumem: Run, pytester: pytest.Pytester
+) -> None:
+    """No test has failed, so pytest runs all."""
+    pytester.makepyfile(test_a=WATCHED)
+    words = "-p", "cacheprovider", "--lf", "--gpumem-strict"
+    assert gpumem(*words, "--gpumem-save").ret == 0
+    pytester.makepyfile(test_a=WATCHED.replace("test_parts", "test_pieces"))
+    result = gpumem(*words)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["lost: test_a.py::test_parts*: its test is no longer collected"])
+
+
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
 def test_a_test_that_an_early_end_leaves_out_is_not_lost(
     baseline: Any, pytester: pytest.Pytester, how: tuple[str, ...]
