@@ -99,8 +99,7 @@ MARKER_TEXT = "# made by gpumem gate, which replaces its own files in this folde
 @click.option(
     "--accept-from-change",
     is_flag=True,
-    help="Count what the change accepts, by files that it adds to .gpumem/accepted, up to their "
-    "sizes.",
+    help="Count what the change accepts, by its files in .gpumem/accepted, up to their sizes.",
 )
 @click.argument("base", metavar="BASE")
 @pytest_arguments
