@@ -2,7 +2,7 @@
 
 Five looks at the mean of log(head / base), each by Student's t at 99.9 % a side. At the last look
 99.5 % is enough for a PASS. It decides slow-downs alone; what it leaves open has no verdict. Three
-pairs decide the peak of memory, and the first pair counts.
+pairs decide the peak of memory, one a count, five page faults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytest_gpumem.judging.finding import Check, change, check_of
 from pytest_gpumem.judging.footprint import judge_bytes, judge_waits
 from pytest_gpumem.judging.limits import judge_count
 from pytest_gpumem.judging.slowdown import PASSES, corrected_logs
-from pytest_gpumem.limits import COMPARED, MAX_WAITS, PEAK, TIME
+from pytest_gpumem.limits import COMPARED, MAX_WAITS, PEAK, STEPS, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
@@ -160,28 +160,32 @@ class DuetRow:
         self.base.append(base)
         self.head.append(head)
         was, now = base.measurement, head.measurement
-        if was is not None and now is not None:
+        if was and now:
             other = measured_differently(was, now)
-            if other is not None:
+            if other:
                 reason = f"measured in another way, which may hide a slow-down: {other}"
                 outcome = Outcome.ACCEPTED if self.may_differ else Outcome.FAIL
                 self.end(outcome, reason, Code.MEASURED_DIFFERENTLY)
                 return
         for check in self._open_checks():
             if check.name == TIME:
-                if was is not None and now is not None:
+                if was and now:
                     self._judge_time(check, was, now)
-                elif was is None and self.pairs is None:
+                elif not was and not self.pairs:
                     self.decided[TIME] = check.new("base does not measure it")
             elif check.name != PEAK:
-                self.decided[check.name] = _judge_count(check, base, head)
+                result = _judge_count(check, base, head)
+                # Page faults differ between processes.
+                last = check.name in STEPS or len(self.base) == LOOKS[0]
+                if last or result.outcome is not Outcome.FAIL:
+                    self.decided[check.name] = result
             elif len(self.base) == PEAKS:
                 self.decided[PEAK] = of_peaks(check, _footprints(self.head), _footprints(self.base))
 
     def _judge_time(self, check: Check, base: Measurement, head: Measurement) -> None:
         ratios: tuple[float, ...] = ()
         limit = math.log1p(parse_margin(check.written).over(base.latency))
-        if self.pairs is not None:
+        if self.pairs:
             ratios, limit = self.pairs.log_ratios, self.pairs.limit
         # Both are corrected to one launch overhead.
         (was,), (now,) = corrected_logs([base, head])
@@ -195,9 +199,9 @@ class DuetRow:
     def results(self) -> list[LimitResult]:
         """The worst first."""
         results = list(self.decided.values())
-        if self.ended is None:
+        if not self.ended:
             for check in self._open_checks():
-                if check.name == TIME and self.pairs is not None:
+                if check.name == TIME and self.pairs:
                     results.append(of_pairs(check, self.pairs))
                 else:
                     results.append(check.not_judged("the duet ended before", Code.NOISY))
@@ -206,21 +210,21 @@ class DuetRow:
     @property
     def outcome(self) -> Outcome | None:
         """None: there is nothing to compare."""
-        if self.ended is not None:
+        if self.ended:
             return self.ended[0]
         results = self.results
         return results[0].outcome if results else Outcome.MEASURED
 
     @property
     def sentence(self) -> str:
-        if self.ended is not None:
+        if self.ended:
             return self.ended[1]
         return "; ".join(result.reason for result in self.results)
 
     @property
     def differences(self) -> tuple[Difference, ...]:
         """What head did differently, if it fails."""
-        if self.oldest is not None:
+        if self.oldest:
             return self.oldest.differences
         if not self.base or self.outcome is not Outcome.FAIL:
             return ()
@@ -242,18 +246,18 @@ class DuetRow:
 
 
 def _judge_count(check: Check, base: Row, head: Row) -> LimitResult:
-    if base.measurement is not None and head.measurement is not None:
+    if base.measurement and head.measurement:
         return judge_count(check, head.measurement, [base.measurement], "base")
     was, now = base.footprint, head.footprint
-    if check.name == MAX_WAITS and was is not None and now is not None and now.waits is not None:
+    if check.name == MAX_WAITS and was and now and now.waits:
         return judge_waits(check, now.waits, [was], None, "base")
     return check.not_judged("it was not counted on both sides", Code.NOT_READ)
 
 
 def _footprints(rows: Sequence[Row]) -> list[Footprint]:
-    return [row.footprint for row in rows if row.footprint is not None]
+    return [row.footprint for row in rows if row.footprint]
 
 
 def _median_latency(rows: Sequence[Row]) -> float | None:
-    latencies = [row.measurement.latency for row in rows if row.measurement is not None]
+    latencies = [row.measurement.latency for row in rows if row.measurement]
     return median(latencies) if latencies else None

@@ -259,7 +259,7 @@ def _troubles(key: str, pair: Pair) -> Troubles:
     troubles = {}
     for side in (BASE, HEAD):
         trouble = _trouble_of(key, pair[side])
-        if trouble is not None:
+        if trouble:
             troubles[side] = trouble
     return troubles
 
@@ -270,7 +270,7 @@ def _trouble_of(key: str, process: ProcessRecord) -> tuple[str, bool] | None:
         return f"crashed: {process.error}", True
     row = process.rows.get(key)
     # A test that breaks its limits alone was measured.
-    if row is not None and row.measured_something and not row.test_error:
+    if row and row.measured_something and not row.test_error:
         return None
     nodeid = _test_of(key, process)
     if nodeid is None:

@@ -16,6 +16,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.measurement import MovedBytes, Window
 from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.what_ran import Migrations, PageCounts
 from pytest_gpumem.runs.duet import RowFilter, order_of
 from pytest_gpumem.runs.processes import BASE, HEAD
 
@@ -126,3 +127,18 @@ def test_what_a_stopped_duet_left_open() -> None:
     )
     assert "+0 % over 1 pair of processes: open at max_regression 1%" in row.sentence
     assert "the duet ended before" in row.sentence
+
+
+def test_page_faults_fail_only_if_five_pairs_have_more_than_base() -> None:
+    """They differ between processes of the same code."""
+
+    def faults(count: int) -> Row:
+        return measured(migrations=Migrations(PageCounts(), PageCounts(gpu_faults=count)))
+
+    for heads, outcomes in [((6, 7, 5), {Outcome.PASS}), ((6, 7, 6, 7, 6), {Outcome.FAIL})]:
+        row = duet_row(max_gpu_page_faults="base")
+        for head in heads:
+            assert row.open
+            row.add(faults(5), faults(head))
+        assert not row.open
+        assert {result.outcome for result in row.results} == outcomes
