@@ -11,11 +11,7 @@ from pytest_gpumem.baselines.references import Baseline, memory_of, times_of
 from pytest_gpumem.judging.finding import check_of, known, with_verdict
 from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.judging.limits import absolute, conditions, doubts, physical, too_wide
-from pytest_gpumem.judging.slowdown import (
-    against_reference,
-    at_the_sessions_end,
-    at_the_tests_end,
-)
+from pytest_gpumem.judging.slowdown import against_reference, at_the_sessions_end, at_the_tests_end
 from pytest_gpumem.limits import OF_MEASUREMENT, STEPS, TIME
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts

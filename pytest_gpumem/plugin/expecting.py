@@ -28,13 +28,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Workers
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.settings import (
-    SELECTION,
-    Settings,
-    SettingsError,
-    marker_limits,
-    merge_limits,
-)
+from pytest_gpumem.settings import SELECTION, Settings, SettingsError, marker_limits, merge_limits
 
 if TYPE_CHECKING:
     from pytest_gpumem.records.row import How

@@ -20,14 +20,7 @@ from pytest_gpumem.judging.slowdown import against_reference
 from pytest_gpumem.limits import EXACT, LIMITS, OF_MEASUREMENT, PEAK, TIME, relative
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import (
-    ACCEPTED,
-    UNDECIDED,
-    LimitResult,
-    Omission,
-    PairedChange,
-    Row,
-)
+from pytest_gpumem.records.row import ACCEPTED, UNDECIDED, LimitResult, Omission, PairedChange, Row
 from pytest_gpumem.reporting.conclusion import (
     THINGS,
     Conclusion,
@@ -307,7 +300,7 @@ def conclude(
         causes.append(f"{len(states[State.OPEN])} of {all_rows} open")
     unjudged = sum(omission.status == UNDECIDED for omission in missing)
     if unjudged:
-        causes.append(f"{counted(unjudged, 'limit')} judged by nothing")
+        causes.append(f"{unjudged} not judged")
     if real_devices:
         causes.append(
             f"the device is simulated, and the baseline is of {', '.join(real_devices)}; "

@@ -197,7 +197,7 @@ class Duet:
         troubles = _troubles(row.key, pair)
         if troubles:
             if last:
-                _end(row, troubles, pair)
+                _end(row, troubles)
             return _texts(troubles)[0]
         for side in (BASE, HEAD):
             verdict = pair[side].rows[row.key].verdict
@@ -234,7 +234,7 @@ class Duet:
                     why = "nothing was measured"
                 row.end(None, why)
             elif troubles and not (key in rows and self.wanted.limits and _fails(troubles)):
-                _end(row, troubles, pair)
+                _end(row, troubles)
         if self.wanted.limits is None and head.error is None:
             # Tests and files without a row that fail in head alone, such as by an import.
             for nodeid in head.outcomes:
@@ -242,7 +242,7 @@ class Duet:
                 covered = any(covers(nodeid, key) for key in self._rows)
                 if not covered and _fails(troubles) == [HEAD]:
                     self._rows[nodeid] = DuetRow(nodeid, nodeid)
-                    _end(self._rows[nodeid], troubles, pair)
+                    _end(self._rows[nodeid], troubles)
 
     def _limits_of(self, row: Row) -> Limits:
         limits = {name: getattr(row.limits, name) for name in compared_limits(row)}
@@ -289,19 +289,13 @@ def _fails(troubles: Troubles) -> list[str]:
     return [side for side, (_, failed) in troubles.items() if failed]
 
 
-def _end(row: DuetRow, troubles: Troubles, pair: Pair) -> None:
-    outcome, texts = None, _texts(troubles)
+def _end(row: DuetRow, troubles: Troubles) -> None:
+    outcome = None
     if _fails(troubles) == [HEAD]:
         outcome = Outcome.FAIL
     elif not row.base and troubles == {BASE: GONE}:
-        # The row may be another one of base under a new label.
-        rows, now = pair[BASE].rows, pair[HEAD].rows
-        gone = [key for key in rows if rows[key].nodeid == row.nodeid and key not in now]
-        if gone:
-            texts.append(f"base measures {', '.join(gone)} in that test, head does not")
-        else:
-            outcome = Outcome.NEW
-    row.end(outcome, "; ".join(texts))
+        outcome = Outcome.NEW
+    row.end(outcome, "; ".join(_texts(troubles)))
 
 
 def _test_of(key: str, process: ProcessRecord) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.records import selects, under_other_name
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.limits import Limits
-from pytest_gpumem.records.row import Omission, Row
+from pytest_gpumem.records.row import ACCEPTED, UNDECIDED, Omission, Row, Status
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.revisions import ancestry, git
@@ -70,7 +70,7 @@ class Gate:
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
     code: int = 0  # pytest's, of the session
-    mistake: str = ""  # what pytest says of arguments, settings or files that it refuses
+    mistake: str = ""  # pytest's words on arguments or files that it refuses
     results: ResultFile | None = None  # of the session; None if it measured nothing
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Gate:
     def _decide(self, results: ResultFile) -> Conclusion:
         document = results.document
         rows = document.rows
-        missing: Sequence[Omission] = document.missing
+        missing = list(document.missing)
         folder = Path(str(document.settings["baseline"]))
         history = partial(ancestry, self.base, folder=Path.cwd())
         self.baseline = Store(folder, document.device).load(history, self.all_accepted)
@@ -192,6 +192,9 @@ class Gate:
             if duet is not None:
                 judged = {row.key: row for row in duet.rows}
                 missing = excused(missing, duet.skipped_in_base, self.base)
+                seen = {row.key for row in rows if row.label or row.measurement}
+                seen.update(omission.key for omission in missing)
+                missing += self._only_in_base(seen, duet)
                 if not any(row.outcome is Outcome.FAIL for row in duet.rows):
                     self._check_creep(rows, judged)
         new = {row.key for row in rows if self.of_base.lacks(row.nodeid)}
@@ -223,6 +226,16 @@ class Gate:
         differing = [key for key in limits if self.accepted.of(key, "measured")]
         wanted = RowFilter(frozenset(tests), limits, self.old_names, differing)
         return self.play(self.base_side, wanted, "duet")
+
+    def _only_in_base(self, seen: set[str], duet: Duet) -> Iterator[Omission]:
+        """Yield what BASE's first process measures, and the change does not."""
+        for process in duet.processes[:2]:
+            for key, row in process.rows.items():
+                if process.side == BASE and key not in seen and (row.label or row.measurement):
+                    gone = self.accepted.why_gone(key, renamed=False)
+                    status: Status = ACCEPTED if gone else UNDECIDED
+                    why = gone or f"only {self.base} measures it"
+                    yield Omission(row.nodeid, row.label, status, why, how="passed")
 
     def _check_creep(self, rows: Sequence[Row], judged: dict[str, DuetRow]) -> None:
         crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge

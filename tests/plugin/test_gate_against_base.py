@@ -310,7 +310,47 @@ def test_a_new_label_in_place_of_one_of_base_is_not_green_without_a_baseline(gat
     change = {**GROWN, "test_it.py": EXACT.replace(call, f'{call}, label="new"')}
     code, text = gate(change, "origin/exact -- -k copied")
     assert code == 6, text
-    assert "base measures test_it.py::test_copied in that test, head does not" in text
+    why = "only origin/exact measures it"
+    assert f"not judged: test_it.py::test_copied: {why}" in text
+    assert gate_result(text).endswith(": 1 not judged"), text
+
+
+LABELS = f"""
+from kern import NBYTES
+
+TIMES, PARTS = ["one", "two"], ["load", "step"]
+
+def test_labels(gpu_benchmark, device_buffer, gpu_kernels, gpu_memory):
+    for name in TIMES:
+        {MEASURE.format("NBYTES", ", label=name")}
+    for name in PARTS:
+        with gpu_memory.watch(name, max_peak="1 GiB"):
+            device_buffer(NBYTES)
+"""
+
+
+def test_what_a_change_measures_no_more_is_not_green_without_a_baseline(
+    gate: Gate, project: Project
+) -> None:
+    project.write("test_it.py", LABELS)
+    publish(project, "labels")
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    words = "--accept-from-change origin/labels --max-regression 5%"
+    code, text = gate({}, words)
+    assert (code, "lost" in text) == (0, False), text
+    change = {"test_it.py": LABELS.replace(', "two"', "").replace(', "step"', "")}
+    code, text = gate(change, words)
+    assert code == 6, text
+    assert gate_result(text).endswith(": 2 not judged"), text
+    for label in ("two", "step"):
+        key = f"test_it.py::test_labels[{label}]"
+        assert f"not judged: {key}: only origin/labels measures it" in text
+        accept = ["accept", key, "--change", "removed", "--reason", "meant"]
+        accepted = CliRunner().invoke(main, accept)
+        assert accepted.exit_code == 0, accepted.output
+    code, text = gate({}, words)
+    assert code == 0, text
+    assert gate_result(text).endswith(": 3 rows, 1 of them measured; 2 lost rows accepted"), text
 
 
 def test_what_base_has_grown_by_is_held_against_the_oldest_revision(

@@ -18,13 +18,7 @@ from typing import Any
 
 import cupy
 
-from pytest_gpumem.devices.memory_events import (
-    AllocationEvent,
-    Figures,
-    MemoryLog,
-    Series,
-    Source,
-)
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
 
 _CUPY: Series = ("CuPy", "device")
 
