@@ -346,10 +346,8 @@ def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> 
     _log(f"{counted(len(names), 'file')} in {output}: {' '.join(names)}")
     for remark in conclusion.remarks:
         say(f"gpumem gate: {remark}")
-    first, *further = conclusion_lines(conclusion, terminal()[0])
-    click.echo(f"gpumem gate: {first}")
-    for line in further:
-        click.echo(line)
+    lines = conclusion_lines(conclusion, terminal()[0])
+    click.echo("gpumem gate: " + "\n".join(lines))
     if gate.results is not None:
         counts = counts_text(conclusion.rows)
         device = name_and_driver(gate.results.document.device)

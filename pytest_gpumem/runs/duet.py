@@ -90,6 +90,7 @@ class Duet:
         self._runner, self._say = runner, say
         self.processes: list[ProcessRecord] = []  # in the order in which they ended
         self.device: DeviceFacts | None = None
+        self.first: Pair = {}  # without a crash, if any
         self._rows: dict[str, DuetRow] = {}
 
     def play(self) -> None:
@@ -212,9 +213,8 @@ class Duet:
     # The first pair
 
     def _begin(self, pair: Pair) -> None:
-        base, head = pair[BASE], pair[HEAD]
-        if base.error is None and head.error is None:
-            _check_alike(base, head)
+        self.first, base, head = pair, pair[BASE], pair[HEAD]
+        _check_alike(base, head)
         rows = {}
         for measured in (*base.rows.values(), *head.rows.values()):
             if self.wanted.selects(measured):
@@ -327,14 +327,12 @@ def _with_medians(row: Row) -> Row:
 
 
 def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
+    was, now = base.settings, head.settings
     for name in MEASURING:
-        if name not in base.settings or name not in head.settings:
-            continue
-        was, now = base.settings[name], head.settings[name]
-        if was != now:
+        if name in was and name in now and was[name] != now[name]:
             raise UserError(
-                f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
-                f"in head; give {flag_of(name)} among pytest's arguments"
+                f"base and head measure in different ways: {name} is {was[name]!r} in base and "
+                f"{now[name]!r} in head; give {flag_of(name)} among pytest's arguments"
             )
 
 

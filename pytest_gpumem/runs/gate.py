@@ -192,9 +192,7 @@ class Gate:
             if duet is not None:
                 judged = {row.key: row for row in duet.rows}
                 missing = excused(missing, duet.skipped_in_base, self.base)
-                seen = {row.key for row in rows if row.label or row.measurement}
-                seen.update(omission.key for omission in missing)
-                missing += self._only_in_base(seen, duet)
+                missing += self._only_in_base(duet, rows, missing)
                 if not any(row.outcome is Outcome.FAIL for row in duet.rows):
                     self._check_creep(rows, judged)
         new = {row.key for row in rows if self.of_base.lacks(row.nodeid)}
@@ -227,15 +225,19 @@ class Gate:
         wanted = RowFilter(frozenset(tests), limits, self.old_names, differing)
         return self.play(self.base_side, wanted, "duet")
 
-    def _only_in_base(self, seen: set[str], duet: Duet) -> Iterator[Omission]:
-        """Yield what BASE's first process measures, and the change does not."""
-        for process in duet.processes[:2]:
-            for key, row in process.rows.items():
-                if process.side == BASE and key not in seen and (row.label or row.measurement):
-                    gone = self.accepted.why_gone(key, renamed=False)
-                    status: Status = ACCEPTED if gone else UNDECIDED
-                    why = gone or f"only {self.base} measures it"
-                    yield Omission(row.nodeid, row.label, status, why, how="passed")
+    def _only_in_base(
+        self, duet: Duet, rows: Sequence[Row], missing: Sequence[Omission]
+    ) -> Iterator[Omission]:
+        """Yield what BASE measures in the first pair, and the change does not."""
+        of_change = [*rows, *duet.first[HEAD].rows.values()]
+        seen = {row.key for row in of_change if row.label or row.measurement}
+        seen.update(omission.key for omission in missing)
+        for key, row in duet.first[BASE].rows.items():
+            if key not in seen and (row.label or row.measurement):
+                gone = self.accepted.why_gone(key, renamed=False)
+                status: Status = ACCEPTED if gone else UNDECIDED
+                why = f"only {self.base} measures it; if meant, gpumem accept --change removed"
+                yield Omission(row.nodeid, row.label, status, gone or why, how="passed")
 
     def _check_creep(self, rows: Sequence[Row], judged: dict[str, DuetRow]) -> None:
         crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge

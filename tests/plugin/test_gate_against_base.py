@@ -353,6 +353,39 @@ def test_what_a_change_measures_no_more_is_not_green_without_a_baseline(
     assert gate_result(text).endswith(": 3 rows, 1 of them measured; 2 lost rows accepted"), text
 
 
+ONCE = f"""
+import pytest
+from kern import NBYTES
+
+loaded = []
+
+def load(gpu_memory, device_buffer):
+    if not loaded:
+        with gpu_memory.watch("load"):
+            loaded.append(device_buffer(NBYTES).nbytes)
+
+def test_first(gpu_memory, device_buffer):
+    load(gpu_memory, device_buffer)
+
+@pytest.mark.gpumem(max_regression="5%")
+def test_second(gpu_memory, gpu_benchmark, device_buffer, gpu_kernels):
+    load(gpu_memory, device_buffer)
+    {COPY}
+"""
+
+
+def test_what_the_first_test_of_a_process_measures_is_not_missing(
+    gate: Gate, project: Project
+) -> None:
+    """The duet runs `test_second` alone, which loads there, on both sides."""
+    project.write("test_it.py", ONCE)
+    publish(project, "once")
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    code, text = gate({}, "origin/once")
+    assert code == 0, text
+    assert gate_result(text).endswith(": 3 rows, 2 of them measured"), text
+
+
 def test_what_base_has_grown_by_is_held_against_the_oldest_revision(
     gate: Gate, exact: Project
 ) -> None:
