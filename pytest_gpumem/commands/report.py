@@ -10,7 +10,7 @@ import click
 from pytest_gpumem.commands import examples, file_option, write_named
 from pytest_gpumem.files import load_results
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.reporting.conclusion import Run
+from pytest_gpumem.reporting.conclusion import Run, missing_lines
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.output_formats import as_csv, as_json
 
@@ -54,6 +54,13 @@ def report(results: Path, output: Path | None, **files: Path | None) -> None:
         names[path.resolve()] = f"the file of {option}"
     loaded = load_results(results)
     document = loaded.document
-    run = Run(document.rows, document.device, document.settings, loaded.utc, loaded.revision)
+    run = Run(
+        document.rows,
+        document.device,
+        document.settings,
+        loaded.utc,
+        loaded.revision,
+        remarks=missing_lines(document.missing),
+    )
     for option, (path, text) in chosen.items():
         write_named(option, path, text(run))

@@ -6,6 +6,7 @@ from click.testing import CliRunner, Result
 from result_files import Folder
 
 from pytest_gpumem.cli import main
+from pytest_gpumem.records.row import LOST, Omission
 
 
 def report(folder: Folder, *arguments: str) -> Result:
@@ -24,6 +25,13 @@ def test_a_page_beside_the_results(folder: Folder) -> None:
     assert (result.exit_code, result.output) == (0, f"wrote {folder.path / 'now.html'}\n")
     for said in ("test_triad", "revision abc", "taken 2026-11-20 18:00 UTC", "mode hot"):
         assert said in page(folder)
+
+
+def test_a_page_has_what_was_not_judged(folder: Folder) -> None:
+    lost = Omission("tests/test_a.py::test_gone", "", LOST, "it is no longer collected")
+    folder.write("now.json", [folder.row()], missing=[lost])
+    assert report(folder, "now.json").exit_code == 0
+    assert "lost: tests/test_a.py::test_gone: it is no longer collected" in page(folder)
 
 
 def test_the_files_for_other_programs(folder: Folder) -> None:
