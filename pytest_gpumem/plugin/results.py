@@ -45,6 +45,7 @@ from pytest_gpumem.reporting.conclusion import (
     Run,
     advice,
     conclusion_lines,
+    counts_text,
     failing_text,
     missing_lines,
     more,
@@ -53,7 +54,7 @@ from pytest_gpumem.reporting.conclusion import (
 )
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import profiled_lines, table
-from pytest_gpumem.reporting.terminal import columns
+from pytest_gpumem.reporting.terminal import columns, wrapped
 from pytest_gpumem.revisions import DIRTY
 from pytest_gpumem.units import counted, format_time
 
@@ -122,7 +123,7 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
     if rows and gpu.ranges.tool_attached():
         lines += profiled_lines(rows)
     elif rows:
-        drawn = table(
+        lines += table(
             rows,
             gpu.facts,
             width=columns(),
@@ -130,8 +131,8 @@ def summarise(gpu: GpuSession, writer: pytest.TerminalReporter) -> None:
             every=writer.verbosity > 0,
             saved=gpu.settings.save or gpu.in_gate,
             memory=gpu.settings.footprint == "on",
-        )
-        lines += drawn.splitlines()
+        ).splitlines()
+        lines += wrapped(counts_text(list(gpu.rows)), columns())
     ledger = gpu.ledger
     if ledger and ledger.spent:  # workers keep accounts
         spent, total = format_time(ledger.spent), format_time(ledger.total)
@@ -164,7 +165,7 @@ def _conclusion(gpu: GpuSession) -> Conclusion | None:
             failing.append(row)
     causes = []
     if failing:
-        causes.append(failing_text(failing, rows_of_table(gpu)))
+        causes.append(failing_text(failing, gpu.rows))
     unjudged = open_under_strict(gpu.missing) if strict else []
     if unjudged:
         causes.append(f"{len(unjudged)} not judged (--gpumem-strict)")

@@ -61,7 +61,7 @@ class Conclusion:
         return COLOURS.get(self.code, "no verdict")
 
 
-def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
+def failing_text(failing: Sequence[Row], rows: Iterable[Row]) -> str:
     measured = sum(row.measured_something for row in rows)
     verb = "fails" if len(failing) == 1 else "fail"
     return f"{len(failing)} of {counted(measured, 'row')} {verb}"

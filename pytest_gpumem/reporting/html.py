@@ -96,10 +96,8 @@ def _line(view: RowView, headings: Sequence[str]) -> dict[str, object]:
     """A row of the table of results, with values to sort by."""
     cells = []
     for heading in headings:
-        text, value = "", ""
-        if heading in view.figures:
-            text, value = view.figures[heading].text, f"{view.figures[heading].value:.6g}"
-        cells.append((heading, text, value))
+        cell = view.figures.get(heading)
+        cells.append((heading, cell.text, f"{cell.value:.6g}") if cell else (heading, "", ""))
     checked = view.row.measurement is None or view.row.measurement.checked
     return {
         "name": view.name,

@@ -39,7 +39,6 @@ def as_csv(run: Run) -> str:
             "revision": run.revision,
             "key": row.key,
             "nodeid": row.nodeid,
-            "label": row.label,
         }
         if row.verdict.code is not None:
             known["code"] = row.verdict.code.value

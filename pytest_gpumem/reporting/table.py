@@ -10,7 +10,7 @@ from pytest_gpumem.judging.footprint import place_of
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.conclusion import counts_text, remedies
+from pytest_gpumem.reporting.conclusion import remedies
 from pytest_gpumem.reporting.row import RowView, attention, headings_of, views
 from pytest_gpumem.reporting.terminal import STYLES, table_of_tests, wrapped
 from pytest_gpumem.units import counted
@@ -29,7 +29,7 @@ def table(
     saved: bool = False,
     memory: bool = False,
 ) -> str:
-    """The table, the sentences under it, and the counts.
+    """The table, and the sentences under it.
 
     `every`: list every row, with its notes; else at most `MOST`, what needs a look first.
     `saved`: nobody needs to store NEW rows. `memory`: show every peak.
@@ -49,7 +49,6 @@ def table(
         sentences += _notes(measured, facts)
     sentences += remedies(measured, store=not saved)
     sentences += wait_totals(measured)
-    sentences.append(counts_text(rows))
     for sentence in sentences:
         lines += wrapped(sentence, width)
     return "\n".join(lines)

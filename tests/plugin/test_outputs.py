@@ -124,6 +124,27 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
     ] == [verdict["outcome"] for verdict in rows.values()]
 
 
+def test_every_output_counts_the_rows_of_adopted_benchmarks(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
+    pytester.makepyfile(
+        """
+        def test_adopted(benchmark, device_buffer, gpu_kernels):
+            benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+
+        def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
+            arrays = device_buffer(1 << 20), device_buffer(1 << 20)
+            gpu_benchmark(gpu_kernels.copy, *arrays, max_latency="1 ns")
+        """
+    )
+    result = gpumem("--benchmark-max-time=0.01", "--gpumem-report=report.html")
+    for name in ("steps.md", "report.html", None):
+        text = (pytester.path / name).read_text() if name else result.stdout.str()
+        assert "red (simulated): 1 of 2 rows fails" in text, name
+        assert "2 rows (simulated): 1 FAIL, 1 measured" in text, name
+
+
 def test_a_result_that_nothing_checked_is_said(
     pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
