@@ -157,8 +157,7 @@ def _save_benchmarks(session: pytest.Session, save: Callable[[], None], gpu: Gpu
         if gpu.rows or gpu.missing:
             entries.write_json(gpu.config)
     except OSError as error:
-        why = error.strerror or error
-        gpu.remark(f"pytest-benchmark cannot save its results: {why}")
+        gpu.remark(f"pytest-benchmark cannot save its results: {error}")
         _fail(session)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from pytest_benchmark.utils import get_machine_id
 from sessions import TRIAD, Run, results_in, stored_in
 
 from pytest_gpumem.cli import main
@@ -220,7 +221,7 @@ def test_a_full_disk_costs_only_the_file_that_is_on_it(
     result.stdout.fnmatch_lines_random(
         [
             "1 row (simulated): 1 NEW",
-            "pytest-benchmark cannot save its results: No space left on device",
+            "pytest-benchmark cannot save its results: *No space left on device*",
             "--gpumem-save: 1 of 1 row stored in *",
             "--gpumem-report: wrote *out.html",
             "*= 1 passed*",
@@ -228,6 +229,17 @@ def test_a_full_disk_costs_only_the_file_that_is_on_it(
     )
     assert len(stored_in(pytester.path)) == 1
     result.stdout.no_fnmatch_line("NEW: *--gpumem-save stores*")  # this session does
+
+
+def test_a_save_of_pytest_benchmark_that_fails_names_its_file(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(TRIAD)
+    pytester.mkdir(".benchmarks")
+    (pytester.path / ".benchmarks" / get_machine_id()).touch()
+    result = gpumem("--benchmark-autosave")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["pytest-benchmark cannot save its results: *.benchmarks*.json*"])
 
 
 def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_comparison_fails(
