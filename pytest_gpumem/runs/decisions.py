@@ -278,11 +278,11 @@ def conclude(
     if looser:
         tests = {change.key for change in looser}
         causes.append(f"looser limits of {counted(len(tests), 'test')}")
-    by_error = {row.nodeid for row in states[State.ERROR] if row.nodeid not in unrun}
+    by_error = {row.nodeid for row in states[State.ERROR] if row.measured_something}
     by_error -= {row.nodeid for row in failed}
-    others = set(errors) - {row.nodeid for row in rows}
+    others = set(errors) - {row.nodeid for row in rows if row.measured_something}
     for count, what in (
-        (len(by_error), "failed by an assertion or an error of its own"),
+        (len(by_error), "failed by an assertion or an error"),
         (len(others), "failed without a measurement"),
         (len(failures) - len(errors), "did not run"),
     ):

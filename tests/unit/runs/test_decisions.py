@@ -373,19 +373,22 @@ def test_what_was_not_judged() -> None:
 
 def test_all_causes_of_a_failure_are_named() -> None:
     lost = [Omission("t.py::x", "", "lost", "gone", "test") for _ in range(2)]
-    rows = [row(Code.SLOWER), replace(row(name="b"), failed=True, test_error=True)]
+    error = {"failed": True, "test_error": True}
+    rows = [row(Code.SLOWER), replace(row(name="b"), **error)]
+    rows.append(replace(row(name="early"), measurement=None, **error))
     failures = {
         "t.py::a": "slow",
         "t.py::b": "assert 0",
         "t.py::cpu": "assert 1",
+        "t.py::early": "RuntimeError",
         "t.py::c": "did not run: t.py::b lost the context",
     }
     looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
     end = concluded(*rows, missing=lost, looser=looser, failures=failures, unrun=("t.py::c",))
     assert conclusion_lines(end, 500)[0] == (
         "red: 2 tests lost; 1 of 2 rows fails; looser limits of 1 test; "
-        "1 test failed by an assertion or an error of its own; "
-        "1 test failed without a measurement; 1 test did not run"
+        "1 test failed by an assertion or an error; "
+        "2 tests failed without a measurement; 1 test did not run"
     )
 
 
