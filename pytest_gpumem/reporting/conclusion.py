@@ -118,19 +118,18 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
     """By lost test, the only new test of its file: perhaps its new name."""
-    new: dict[str, set[str]] = {}
-    known = set()
+    is_new: dict[str, bool] = {}
     for row in conclusion.rows:
         function = function_of(row.nodeid)
-        known.add(function)
-        if row.verdict.outcome is Outcome.NEW and not row.test_error:
-            new.setdefault(function.partition("::")[0], set()).add(function)
+        new = row.verdict.outcome is Outcome.NEW and not row.test_error
+        is_new[function] = new and is_new.get(function, True)
     names_now = {}
     for omission in conclusion.missing:
         old = function_of(omission.nodeid)
-        names = new.get(old.partition("::")[0], set())
-        if possibly_intended(omission) and len(names) == 1 and old not in known:
-            (names_now[old],) = names
+        file = old.partition("::")[0] + "::"
+        names = [name for name, new in is_new.items() if new and name.startswith(file)]
+        if possibly_intended(omission) and len(names) == 1 and old not in is_new:
+            names_now[old] = names[0]
     return names_now
 
 
@@ -243,9 +242,8 @@ def counts_text(rows: Sequence[Row]) -> str:
         counts[row.verdict.outcome] += 1
         if row.test_error:
             by_error.add(row.nodeid)
-    outcomes = []
-    for outcome in sorted(counts, key=lambda outcome: outcome.rank):
-        outcomes.append(f"{counts[outcome]} {outcome.word}")
+    ranked = sorted(counts, key=lambda outcome: outcome.rank)
+    outcomes = [f"{counts[outcome]} {outcome.word}" for outcome in ranked]
     simulated = mark(any(row.verdict.simulated for row in rows))
     parts = [f"{counted(counts.total(), 'row')}{simulated}"]
     if outcomes:

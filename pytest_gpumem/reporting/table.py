@@ -40,9 +40,8 @@ def table(
     if not every:
         shown.sort(key=lambda view: attention(view.row))
         listed = shown[:MOST]
-    lines, sentences = list[str](), list[str]()
-    if listed:
-        lines.append(_drawn(listed, width, colour))
+    lines = [_drawn(listed, width, colour)] if listed else []
+    sentences = list[str]()
     if len(shown) > len(listed):
         sentences.append(f"and {counted(len(shown) - len(listed), 'further row')}: -v lists them")
     if every:

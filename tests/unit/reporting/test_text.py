@@ -125,6 +125,10 @@ def test_a_lost_test_beside_a_single_new_one_is_perhaps_renamed_whatever_its_par
     # A test that failed by itself has no verdict against the test that it was.
     broken = [replace(row, failed=True, test_error=True) for row in new]
     assert renamed(dataclasses.replace(ending, rows=broken)) == {}
+    # A test with a further parameter is not new.
+    known = make_row("t.py::test_new[0]")
+    for rows in ([known, *new], [*new, known]):
+        assert renamed(dataclasses.replace(ending, rows=rows)) == {}
     # A parameter that is gone renames nothing.
     kept = [*new, make_row("t.py::test_old[3]")]
     assert renamed(dataclasses.replace(ending, rows=kept)) == {}
