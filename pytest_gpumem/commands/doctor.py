@@ -35,5 +35,5 @@ def doctor(file: Path | None) -> int:
         click.echo(f"{status}{gap}{rest}")
     if file is not None:
         write_named("--json", file, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
-    chosen = os.environ.get("GPUMEM_DEVICE", "").startswith("sim")
-    return Exit.FINE if chosen or report.device is not None else Exit.FAILED
+    chosen = os.environ.get("GPUMEM_DEVICE", "").lower().partition(":")[0]
+    return Exit.FINE if chosen in ("sim", "simulated") or report.device is not None else Exit.FAILED

@@ -174,7 +174,7 @@ def tool_checks(environment: Mapping[str, str]) -> Iterator[Fact]:
             remedy = f"install {tool.title} ({tool.source}), or give its path in {tool.variable}"
             wanted = environment.get(tool.variable) or tool.program
             yield Fact(tool.program, WARNING, f"{wanted} was not found", remedy)
-    if re.search(r"^RmProfilingAdminOnly:\s*1", _read(COUNTERS), re.MULTILINE):
+    if re.search(r"(?m)^RmProfilingAdminOnly:\s*1", _read(COUNTERS)):
         remedy = (
             f"load the module with NVreg_RestrictProfilingToAdminUsers=0: {tools.COUNTERS_DOCUMENT}"
         )
@@ -210,7 +210,8 @@ def examine() -> Report:
     """Run all checks. A missing or broken component is a finding and raises nothing."""
     facts, reason = find(os.environ.get("GPUMEM_DEVICE", "").strip())
     card, unseen = _look(facts)
-    versions = {each.name: each.version for each in metadata.distributions()}
+    # Of a name, the first counts.
+    versions = {each.name: each.version for each in reversed([*metadata.distributions()])}
     checks = [
         *gpu_checks(facts, reason, card, unseen),
         *package_checks(versions),
@@ -220,15 +221,14 @@ def examine() -> Report:
 
 
 def find(wanted: str) -> tuple[DeviceFacts | None, str]:
-    """Return the GPU to examine, or None and the reason.
-
-    `wanted`: the value of GPUMEM_DEVICE. If it names no GPU, the first one is examined.
-    """
-    simulated = wanted in ("", "auto") or wanted.startswith("sim")
-    prefix = "" if simulated else f"GPUMEM_DEVICE={wanted}: "
+    """Return the GPU that GPUMEM_DEVICE names, else the first, or None and the reason."""
+    prefix = f"GPUMEM_DEVICE={wanted}: " if wanted else ""
     try:
-        choice = "cuda" if simulated else device_choice(wanted)
-        return opening.choose(choice).facts, ""
+        facts = opening.choose(device_choice(wanted or "cuda")).facts
+        if facts.simulated:
+            prefix = ""
+            facts = opening.choose("cuda").facts
+        return facts, ""
     except (NoDevice, QuantityError) as missing:
         return None, f"{prefix}{missing}"
     except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded
@@ -250,11 +250,9 @@ def _summary(facts: DeviceFacts | None, checks: list[Fact]) -> str:
             "Nothing can be measured here: tests run on the simulated device, "
             "whose times come from a model."
         )
-    failures = [check.name for check in checks if check.status == FAILURE]
+    failures = ", ".join(check.name for check in checks if check.status == FAILURE)
     if failures:
-        return f"{facts.name} cannot be measured reliably until this is repaired: " + ", ".join(
-            failures
-        )
+        return f"{facts.name} cannot be measured reliably until this is repaired: {failures}"
     return f"This machine can measure on {facts.name}."
 
 

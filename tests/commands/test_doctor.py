@@ -107,10 +107,36 @@ def test_a_missing_package_has_the_command_that_brings_it() -> None:
 
 
 def test_a_device_that_is_not_there_or_not_understood_is_a_reason() -> None:
-    assert find("cuda:nine")[1].startswith("GPUMEM_DEVICE=cuda:nine: ")
+    for device in ("cuda:nine", "simple", "sim:nothing"):
+        assert find(device)[1].startswith(f"GPUMEM_DEVICE={device}: "), device
 
 
-@pytest.mark.parametrize(("device", "code"), [("sim", 0), ("", 1), ("cuda:97", 1)])
+def test_a_device_whose_name_only_begins_as_that_of_the_simulated_one_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUMEM_DEVICE", "simple")
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    assert "'simple' is not a device" in result.stdout
+
+
+def test_the_version_of_a_package_is_that_of_the_first_folder_of_the_path(tmp_path: Path) -> None:
+    for version in ("1.0", "2.0"):
+        folder = tmp_path / version / "nvtx.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: nvtx\nVersion: {version}\n")
+    program = "from pytest_gpumem.doctor import examine; print(*examine().checks, sep='\\n')"
+    path = os.pathsep.join(str(tmp_path / version) for version in ("2.0", "1.0"))
+    text = subprocess.check_output(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, text=True
+    )
+    assert "Fact(name='nvtx', status='OK', detail='2.0'" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "code"),
+    [("sim", 0), ("", 1), ("cuda:97", 1), ("SIM", 0), ("Simulated:h100", 0), ("AUTO", 1)],
+)
 def test_the_exit_code_is_1_where_nothing_can_be_measured(
     device: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
