@@ -132,9 +132,8 @@ _UNITS = (
 def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[ProfiledKernel]:
     """The measured launches of `ncu --csv --page raw --print-units base` among other output. Raises
     `FileError`: it is no such page, or a figure or its unit is unknown."""
-    lines = page.splitlines()
-    while lines and not lines[0].startswith('"ID"'):
-        del lines[0]
+    _, heading, rest = page.partition('"ID"')
+    lines = (heading + rest).splitlines()
     table = csv.DictReader(line for line in lines if line.startswith('"'))
     headings = table.fieldnames or []
     for name in ("ID", "Kernel Name"):
@@ -279,12 +278,10 @@ def time_launches(
 
 
 def read_times(page: str) -> list[ProfiledKernel]:
-    lines = page.splitlines()
-    while lines and not lines[0].startswith("NVTX Range,"):
-        del lines[0]
+    _, heading, rest = page.partition("NVTX Range,")
     launches = []
-    for row in csv.DictReader(lines):
-        domain, _, name = (row["NVTX Range"] or "").partition(":")
+    for row in csv.DictReader((heading + rest).splitlines()):
+        domain, _, name = row["NVTX Range"].partition(":")
         place = place_of([name])
         kernel, count, mean = row.get("Kernel Name"), row.get("Kern Inst"), row.get("Avg (ns)")
         if domain != DOMAIN or place is None or not kernel or not count or not mean:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.files import unwritable
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.nsight import ncu, tools
 from pytest_gpumem.outcomes import Exit, FileError, NoAnswer, UserError
 from pytest_gpumem.runs import processes
@@ -111,7 +112,9 @@ def select(
         file = Path(folder, "ranges.json")
         options = ["--collect-only", "-q", f"--gpumem-ranges-file={file}"]
         command = processes.pytest_command(arguments, options=options, tests=tests)
-        done = processes.run(command, processes.for_a_part(environment))
+        # It is off, and refuses limits.
+        variables = processes.switch_off(processes.for_a_part(environment), LIMITS)
+        done = processes.run(command, variables)
         plain = []
         if file.exists():
             plain = json.loads(file.read_text(encoding="utf-8"))

@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from pytest_gpumem.outcomes import NoAnswer, UserError
@@ -65,14 +64,12 @@ def find(tool: Tool, environment: Mapping[str, str]) -> Path:
                 f"accepted is the path of {tool.title}'s command line, {tool.program}"
             )
         return Path(program)
-    program = shutil.which(tool.program, path=environment.get("PATH", os.defpath))
+    folders = [environment.get("PATH") or os.defpath]
+    for pattern in tool.folders:
+        folders += sorted(glob.glob(pattern), key=_numbers, reverse=True)
+    program = shutil.which(tool.program, path=os.pathsep.join(folders))
     if program is not None:
         return Path(program)
-    for pattern in tool.folders:
-        for folder in sorted(glob.glob(pattern), key=_numbers, reverse=True):
-            program = shutil.which(tool.program, path=folder)
-            if program is not None:
-                return Path(program)
     raise NoAnswer(
         f"{tool.program} was not found: install {tool.title} ({tool.source}), put it on the PATH, "
         f"or give its path in {tool.variable}; "
@@ -93,16 +90,14 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     "cuda". The device of an ini file gives way.
     Raises `UserError`: Nsight would see no work or no ranges.
     """
-    if "--collect-only" in arguments or "--co" in arguments:
+    if {"--collect-only", "--co"} & {*arguments}:
         raise UserError("--collect-only among pytest's arguments: no test would run")
-    device = environment.get("GPUMEM_DEVICE", "")
+    device = environment.get("GPUMEM_DEVICE", "").lower()
     origin = f"GPUMEM_DEVICE={device}"
-    if not device.startswith(("sim", "cuda")):
+    if device in ("", "auto"):
         device = "cuda"
-    words = " ".join(arguments).replace("--gpumem-device=", "--gpumem-device ").split()
-    for option, value in pairwise(words):
-        if option == "--gpumem-device":
-            device, origin = value, f"--gpumem-device {value}"
+    for value in re.findall(r"--gpumem-device[= ]+(\S+)", " ".join(arguments)):
+        device, origin = value.lower(), f"--gpumem-device {value}"
     if not re.fullmatch(r"cuda(:[0-9]+)?", device):
         raise UserError(
             f"{origin}: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda"
@@ -208,7 +203,7 @@ def nsys_cause(output: str, report: Path) -> str | None:
     unknown = re.search(_UNKNOWN_OPTION, output)
     if unknown is not None:
         return f"this nsys does not know {unknown[1]}; GPUMEM_NSYS names another version"
-    fatal = re.search(r"^(?:FATAL )?ERROR: *(.+)$", output, re.IGNORECASE | re.MULTILINE)
+    fatal = re.search(r"(?im)^(?:fatal )?error: *(.+)$", output)
     if fatal is not None:
         return f"nsys: {fatal[1].strip()}"
     if "No reports were generated" in output:
@@ -231,7 +226,7 @@ def ncu_cause(output: str) -> str | None:
         # ncu calls every exit code but 0 an error; pytest reports failed tests itself.
         if not line.startswith("==ERROR==") or not error or "returned an error code" in error:
             continue
-        if re.search(r"not compatible|unsupported|not supported", error, re.IGNORECASE):
+        if re.search(r"(?i)not compatible|unsupported|not supported", error):
             return (
                 f"ncu: {error}; install the Nsight Compute of the driver's CUDA, "
                 "GPUMEM_NCU names another"

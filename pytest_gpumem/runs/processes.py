@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest_gpumem
-from pytest_gpumem.outcomes import Exit, FileError, UserError
+from pytest_gpumem.outcomes import Exit, FileError, NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
@@ -100,22 +100,26 @@ def run(
     *,
     folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in a folder. Raises `OSError`: it cannot be started.
+    """Run a command to its end in a folder. Raises `NoAnswer`: it cannot be started.
 
     Return its code and, as `stdout`, the output and errors of it and its children.
     `echo`: gets each line at once.
     """
     lines = []
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise NoAnswer(f"{command[0]} cannot be started: {error.strerror}") from None
+    with process:
         assert process.stdout is not None
         for line in process.stdout:
             echo(line.rstrip("\n"))

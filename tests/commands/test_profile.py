@@ -104,6 +104,13 @@ def test_without_a_report_the_cause_and_the_remedy_are_said(gpumem: Call) -> Non
         assert not list(Path().glob("*-rep")), case
 
 
+def test_a_tool_that_cannot_be_started_is_named(gpumem: Call, tmp_path: Path) -> None:
+    gpumem("ncu")
+    (tmp_path / "ncu").write_bytes(b"\x7fELF of another machine")
+    result = CliRunner().invoke(main, ["profile", "ncu"], prog_name="gpumem")
+    assert "ncu cannot be started: Exec format error" in complaint(result, 6)
+
+
 def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
     gpumem: Call, tmp_path: Path
 ) -> None:
@@ -126,15 +133,17 @@ def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
 def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(
     gpumem: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for device, chosen in (("cuda:1", "cuda:1"), ("auto", "cuda"), ("", "cuda")):
+    devices = [("cuda:1", "cuda:1"), ("CUDA:1", "cuda:1"), ("AUTO", "cuda"), ("", "cuda")]
+    for device, chosen in devices:
         monkeypatch.setenv("GPUMEM_DEVICE", device)
         result = gpumem("nsys", "-o", "r", does='echo > "$report"')
         assert f"--gpumem --gpumem-device {chosen} -p " in result.stderr
-    monkeypatch.setenv("GPUMEM_DEVICE", "sim:h100")
-    said = complaint(gpumem("nsys"), 4)
-    assert "GPUMEM_DEVICE=sim:h100: Nsight sees nothing of it; use a GPU" in said
+    for device in ("sim:h100", "SIM"):
+        monkeypatch.setenv("GPUMEM_DEVICE", device)
+        said = complaint(gpumem("nsys"), 4)
+        assert f"GPUMEM_DEVICE={device.lower()}: Nsight sees nothing of it; use a GPU" in said
     # The command line wins, and its last word.
-    words = "nsys -o r -- --gpumem-device sim --gpumem-device=cuda:2"
+    words = "nsys -o r -- --gpumem-device sim --gpumem-device=CUDA:2"
     result = gpumem(*words.split(), does='echo > "$report"')
     assert result.exit_code == 0
     said = complaint(gpumem("nsys", "--", "--gpumem-device=cuda", "--gpumem-device", "sim"), 4)

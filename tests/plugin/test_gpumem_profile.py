@@ -70,8 +70,8 @@ def gpumem_command(
 def test_one_test_is_recorded_by_its_range_and_no_other_runs(
     gpumem_command: Run, pytester: pytest.Pytester
 ) -> None:
-    # A strict project whose tests run in three processes: none of that applies under a profiler.
-    words = "profile nsys --test test_suite.py::test_copy[2] -- test_suite.py"
+    # A strict project with a limit, whose tests run in three processes: none of that hinders.
+    words = "profile nsys --test test_suite.py::test_copy[2] -- test_suite.py --gpumem-max-kept=0B"
     done = gpumem_command(*words.split(), GPUMEM_STRICT="1", GPUMEM_PROCESSES="3")
     assert done.returncode == 0, done.stderr
     file = pytester.path / "test_copy_2.nsys-rep"
