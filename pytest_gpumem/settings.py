@@ -118,7 +118,7 @@ def resolve(
         if option.key in overrides:
             origin = f"-o {option.key}"
         if not option.ini_only:
-            if environment.get(option.variable):
+            if environment.get(option.variable) and option.key not in overrides:
                 value, origin = environment[option.variable], option.variable
             if command_line.get(option.key) is not None:
                 value, origin = command_line[option.key], option.flag

@@ -87,13 +87,15 @@ def test_rare_options_are_ini_keys_alone() -> None:
         settled(environment={"GPUMEM_PLACEMENTS": "3"})
     once = resolve(
         ON,
-        {},
-        {"gpumem_placements": "3", "gpumem_mode": "hot"},
+        {"GPUMEM_MAX_LATENCY": "1 s"},
+        {"gpumem_placements": "3", "gpumem_mode": "hot", "gpumem_max_latency": "1 us"},
         "pytest.ini",
-        ["gpumem_placements"],
+        ["gpumem_placements", "gpumem_max_latency"],
     )
     assert (once.placements, once.origins["placements"]) == (3, "-o gpumem_placements")
     assert once.origins["mode"] == "gpumem_mode in pytest.ini"
+    # It is typed on the command line, which wins over the environment.
+    assert once.limits["max_latency"] == "1 us"
 
 
 def test_an_empty_variable_is_not_set() -> None:
