@@ -73,10 +73,11 @@ def _timeout(value: Any) -> float:
 
 
 def _path(value: object, kind: str, example: str) -> str:
+    accepted = f"a path such as {example}"
     if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise refused(value, f"a path such as {example}", f"is no {kind}")
+        raise refused(value, accepted, f"is no {kind}")
     if value.startswith("~") and os.path.expanduser(value) == value:
-        raise refused(value, f"a path such as {example}", "names no user of this machine")
+        raise refused(value, accepted, "names no user of this machine")
     return value
 
 

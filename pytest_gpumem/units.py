@@ -105,6 +105,7 @@ def parse_bytes(value: str | int, accepted: str = SIZES_ACCEPTED) -> int:
             raise refused(value, accepted, "is negative")
         return operator.index(value)
     size = _quantity(value, _SIZES, accepted)
+    _finite(value, accepted, size)
     if size.denominator != 1:
         raise refused(value, accepted, "is not a whole number of bytes")
     return size.numerator
@@ -290,8 +291,6 @@ def _finite(value: object, accepted: str, number: float | Fraction) -> float:
         result = math.inf
     if not math.isfinite(result):
         raise refused(value, accepted, "is not a finite number")
-    if result < 0:
-        raise refused(value, accepted, "is negative")
     return result
 
 

@@ -225,9 +225,10 @@ def _mistake(item: pytest.Item) -> str | None:
     except SettingsError as error:
         return str(error)
     for name in OF_LAUNCH:
-        if getattr(limits, name) is not None and not measures(item):
+        limit = getattr(limits, name)
+        if limit is not None and not measures(item):
             return (
-                f"marker: {name} {getattr(limits, name)} limits one launch of a measurement, and "
+                f"marker: {name} {limit} limits one launch of a measurement, and "
                 "the test measures nothing"
             )
     return None
