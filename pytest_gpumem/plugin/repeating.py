@@ -29,8 +29,8 @@ class RepeatFeature(Feature):
     def __init__(self, session: GpuSession) -> None:
         if in_parts(session.config):
             raise pytest.UsageError(
-                "gpumem: --gpumem-processes runs its processes one after another, not under xdist; "
-                "leave out -n"
+                "gpumem: --gpumem-processes runs its processes in turn; "
+                "leave out -n and --gpumem-isolate"
             )
         self._session = session
         self._count = session.settings.processes

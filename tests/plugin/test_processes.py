@@ -115,11 +115,12 @@ def test_a_process_that_cannot_measure_ends_the_run(
 
 def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
-    result = gpumem("--gpumem-processes", "2", "-n", "2")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["*--gpumem-processes runs its processes one after another, not under xdist; leave out -n*"]
-    )
+    for other in ("-n2", "--gpumem-isolate"):
+        result = gpumem("--gpumem-processes", "2", other)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(
+            ["*--gpumem-processes runs its processes in turn; leave out -n and --gpumem-isolate"]
+        )
 
 
 def test_a_test_may_ask_for_the_fixture_while_it_runs(
