@@ -82,7 +82,7 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
     if short:
         shown = [row for row in rows if row.verdict.outcome is not Outcome.MEASURED]
     lines = table(shown, device, width=WIDTH, colour=False).splitlines()
-    drawn = "\n".join([*lines[:-1], *wrapped(counts_text(rows), WIDTH)])
+    drawn = "\n".join([*lines, *wrapped(counts_text(rows), WIDTH)])
     return "\n".join(
         [head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn]
     )

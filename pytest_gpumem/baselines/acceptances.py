@@ -241,6 +241,13 @@ def covers(name: str, key: str) -> bool:
     return exact or key.startswith(f"{of_test}[") or selects(name, key)
 
 
+def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
+    for name, other in names.items():
+        if selects(name, nodeid):
+            return other + nodeid[len(name) :]
+    return nodeid
+
+
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 

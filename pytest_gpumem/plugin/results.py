@@ -13,7 +13,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
+from pytest_gpumem.baselines.acceptances import (
+    absolute_limits,
+    changes_of,
+    command,
+    under_other_name,
+)
 from pytest_gpumem.baselines.store import Store, untrusted
 from pytest_gpumem.files import revision_of, write_whole
 from pytest_gpumem.judging.expectations import (
@@ -36,7 +41,7 @@ from pytest_gpumem.plugin.rows import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records import key_of, selects, under_other_name
+from pytest_gpumem.records import key_of, selects
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, UNDECIDED, Omission
 from pytest_gpumem.reporting import markdown

@@ -7,7 +7,6 @@ a type hold when JSON is read and written, not when a record is made.
 
 import math
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated
 
@@ -40,13 +39,6 @@ def selects(name: str, nodeid: str) -> bool:
         not name.endswith("]")
         and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
     )
-
-
-def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
-    for name, other in names.items():
-        if selects(name, nodeid):
-            return other + nodeid[len(name) :]
-    return nodeid
 
 
 def function_of(nodeid: str) -> str:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import covers
+from pytest_gpumem.baselines.acceptances import covers, under_other_name
 from pytest_gpumem.baselines.store import reduced
 from pytest_gpumem.judging.duet import LOOKS, DuetRow
 from pytest_gpumem.limits import TIME, of_the_test
 from pytest_gpumem.outcomes import Code, Outcome, UserError
-from pytest_gpumem.records import selects, under_other_name
+from pytest_gpumem.records import selects
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import Row

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import Acceptances
+from pytest_gpumem.baselines.acceptances import Acceptances, under_other_name
 from pytest_gpumem.baselines.references import Baseline
 from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.files import ResultFile, load_results, write_whole
@@ -28,7 +28,7 @@ from pytest_gpumem.judging.expectations import (
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
-from pytest_gpumem.records import selects, under_other_name
+from pytest_gpumem.records import selects
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.limits import Limits
 from pytest_gpumem.records.row import ACCEPTED, UNDECIDED, Omission, Row, Status
