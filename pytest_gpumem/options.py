@@ -67,9 +67,12 @@ def _timeout(value: Any) -> float:
     if value == "none":
         return 0.0
     try:
-        return units.parse_time(value)
+        seconds = units.parse_time(value)
     except units.QuantityError:
-        raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out") from None
+        seconds = 0
+    if seconds > 0:
+        return seconds
+    raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out")
 
 
 def _path(value: object, kind: str, example: str) -> str:

@@ -344,3 +344,10 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
         None,
         True,
     )
+
+
+@pytest.mark.parametrize("time", ["0 s", "-1 s", "5", "soon"])
+def test_a_time_that_no_measurement_ends_in_is_no_time_out(time: str) -> None:
+    assert settled({"gpumem_timeout": "none"}).timeout == 0
+    with pytest.raises(SettingsError, match="is no time-out; accepted is a time"):
+        settled({"gpumem_timeout": time})
