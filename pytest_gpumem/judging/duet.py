@@ -112,7 +112,7 @@ def of_peaks(check: Check, head: Sequence[Footprint], base: Sequence[Footprint])
         figure += f" ({change(middle / greatest - 1)})"
     most = parse_growth(check.written).most(greatest)
     finding = check.at_most(middle, most, figure, Code.TOO_MUCH_MEMORY)
-    for footprint in head:  # a PASS must hold for what was not seen, too
+    for footprint in head:
         result = judge_bytes(check, footprint, base)
         if finding.outcome is Outcome.PASS and result.code in (Code.CONDITIONS, Code.NOT_READ):
             return result

@@ -255,11 +255,11 @@ class WatchedTest:
         if times is None or self._watch is None:
             yield
             return
-        why = f"marker: warmups {times}:"
+        place = f"marker: warmups {times}:"
         if uses_benchmark(item):
-            raise SettingsError(f"{why} a benchmark warms up by itself; accepted are other tests")
+            raise SettingsError(f"{place} a benchmark warms up by itself; accepted are other tests")
         if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-            raise SettingsError(f"{why} only a plain function or method can be called again")
+            raise SettingsError(f"{place} only a plain function or method can be called again")
         body = item.obj
 
         @wraps(body)

@@ -296,6 +296,7 @@ class Endings:
             missing = self._omission(expectation, nodeid)
             if not missing:
                 continue
+            # It may be renamed.
             now = self._omission(expectation, under_other_name(nodeid, new_names))
             if now and now.how != "gone":
                 missing, nodeid = now, now.nodeid
@@ -345,12 +346,11 @@ class Endings:
             by_words = bool(options.file_or_dir)
             reason = "not in the arguments" if by_words else "outside of testpaths"
             return Ending("not asked for", reason, by_words)
-        words = ["deselect"]
-        if getattr(config.pluginmanager.get_plugin("lfplugin"), "_last_failed_paths", None):
-            words.append("lf")  # else all run
-        for option in words:
-            if self._deselects(option, nodeid):
-                return Ending("left out", f"deselected by --{option}", True)
+        if self._deselects("deselect", nodeid):
+            return Ending("left out", "deselected by --deselect", by_words=True)
+        plugin = config.pluginmanager.get_plugin("lfplugin")
+        if getattr(plugin, "_last_failed_paths", None) and options.lf:  # else all run
+            return Ending("left out", "deselected by --lf", by_words=True)
         if _ignored(nodeid, config):
             by_words = bool(options.ignore or options.ignore_glob)
             return Ending("left out", "ignored", by_words)
@@ -358,6 +358,8 @@ class Endings:
 
 
 def _ignored(nodeid: str, config: pytest.Config) -> bool:
-    file, ignore = Path(nodeid.partition("::")[0]), config.hook.pytest_ignore_collect
-    paths = [config.rootpath / path for path in (file, *file.parents[:-1])]
-    return any(ignore(collection_path=path, config=config) for path in paths)
+    file = Path(nodeid.partition("::")[0])
+    for path in (file, *file.parents[:-1]):
+        if config.hook.pytest_ignore_collect(collection_path=config.rootpath / path, config=config):
+            return True
+    return False

@@ -363,7 +363,7 @@ class Rows:
             yield from test.reported()
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sum(1 for _ in self)
 
 
 @dataclass

@@ -70,7 +70,7 @@ class Gate:
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
     code: int = 0  # pytest's, of the session
-    mistake: str = ""  # pytest's words on arguments or files that it refuses
+    mistake: str = ""  # pytest's words on what it refuses
     results: ResultFile | None = None  # of the session; None if it measured nothing
     baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)

@@ -87,6 +87,13 @@ def publish(project: Project, branch: str, *new: str) -> None:
     project.git("update-ref", f"refs/remotes/origin/{branch}", "HEAD")
 
 
+def publish_unsaved(project: Project, branch: str, tests: str) -> None:
+    """Publish tests as a branch of origin, of which no run is saved."""
+    project.write("test_it.py", tests)
+    publish(project, branch)
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     return saved_project(
@@ -230,9 +237,7 @@ def test_a_skip_in_the_body_is_a_loss_unless_base_skips_too(gate: Gate) -> None:
 @pytest.fixture
 def exact(project: Project) -> Project:
     """The project with limits on exact figures, and without a baseline."""
-    project.write("test_it.py", EXACT)
-    publish(project, "exact")
-    shutil.rmtree(project.folder / ".gpumem-baseline")
+    publish_unsaved(project, "exact", EXACT)
     return project
 
 
@@ -332,9 +337,7 @@ def test_labels(gpu_benchmark, device_buffer, gpu_kernels, gpu_memory):
 def test_what_a_change_measures_no_more_is_not_green_without_a_baseline(
     gate: Gate, project: Project
 ) -> None:
-    project.write("test_it.py", LABELS)
-    publish(project, "labels")
-    shutil.rmtree(project.folder / ".gpumem-baseline")
+    publish_unsaved(project, "labels", LABELS)
     words = "--accept-from-change origin/labels --max-regression 5%"
     code, text = gate({}, words)
     assert (code, "lost" in text) == (0, False), text
@@ -378,9 +381,7 @@ def test_what_the_first_test_of_a_process_measures_is_not_missing(
     gate: Gate, project: Project
 ) -> None:
     """The duet runs `test_second` alone, which loads there, on both sides."""
-    project.write("test_it.py", ONCE)
-    publish(project, "once")
-    shutil.rmtree(project.folder / ".gpumem-baseline")
+    publish_unsaved(project, "once", ONCE)
     code, text = gate({}, "origin/once")
     assert code == 0, text
     assert gate_result(text).endswith(": 3 rows, 2 of them measured"), text
@@ -543,9 +544,7 @@ def test_an_option_of_the_change_that_base_lacks_is_no_mistake_of_the_user(gate:
 
 def test_tests_that_base_cannot_import_are_not_new(gate: Gate, project: Project) -> None:
     """Nobody knows how they performed: a library, or a submodule of git, may be missing in its worktree."""
-    project.write("test_it.py", "import no_such_library\n" + TESTS)
-    publish(project, "broken")
-    shutil.rmtree(project.folder / ".gpumem-baseline")
+    publish_unsaved(project, "broken", "import no_such_library\n" + TESTS)
     code, text = gate({"test_it.py": TESTS}, "origin/broken -- -k test_copy")
     assert code == 6, text
     assert "UNDECIDED test_it.py::test_copy: " in text
@@ -570,9 +569,7 @@ def test_part(gpu_memory, device_buffer):
 
 def test_a_looser_limit_of_a_call_is_red(gate: Gate, project: Project) -> None:
     """The limits of BASE's calls are those of its saved rows."""
-    project.write("test_it.py", CALLS)
-    publish(project, "calls")
-    shutil.rmtree(project.folder / ".gpumem-baseline")
+    publish_unsaved(project, "calls", CALLS)
     save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save"
     done = project.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
     assert done.returncode == 0, done.stdout + done.stderr
